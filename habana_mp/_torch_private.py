@@ -316,7 +316,7 @@ def never_compiled(function: _F, *, inside: bool = False) -> _F:
     """
     actions = _frames._FrameAction
     _frames.set_code_exec_strategy(
-        function.__code__,  # type: ignore[attr-defined]
+        function.__code__,
         _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT if inside else actions.SKIP),
     )
     return function

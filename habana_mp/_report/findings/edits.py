@@ -296,7 +296,7 @@ class _Sequence:
             # What helps alone may cost time behind the edits before it, and bring their error back.
             effect = self._effect("lower", entry)
             more = self._more(effect)
-            helps = (more.seconds < 0 or more.casts < 0) and self._error(effect) <= self._after + _SMALL
+            helps = (more.seconds < 0 or more.casts < 0) and self._error(effect) <= self._after * (1 + _SMALL)
             if entry in self._new() and helps:
                 yield self._edit(entry, "lower", wide)
 

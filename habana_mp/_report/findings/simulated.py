@@ -82,9 +82,6 @@ class Simulation:
             row = self._rows[edge.row]
             if row.decision in _LOWERED and not row.made_bytes and edge.row not in self._users:
                 self._passing.setdefault(edge.maker, []).append(edge.row)
-        forward = sum(cast.bytes for row in self._rows for cast in row.casts)
-        # Those of backward passes are the same ones back.
-        self._seconds_of_byte = report.cast_seconds / forward if forward else 0.0
         self._times = Times(report)
         rows = [*enumerate(self._rows)]
         self._in_place = frozenset(number for number, row in rows if is_in_place(row.op))
@@ -99,7 +96,7 @@ class Simulation:
 
         ``by_first``: those of rows in no list that take the dtype of their first argument; by default as they did.
         """
-        casts, size = 0, 0.0
+        casts, in_casts = 0, 0.0
         self._by_first = self._by_first_now if by_first is None else by_first
         hidden = {row for number, inside in self._inside.items() if listed.get(number) == _WIDE for row in inside}
         formats = {
@@ -118,14 +115,14 @@ class Simulation:
         }:
             before, after = self._casts(row, {}), self._casts(row, moved, listed, following)
             casts += after[0] - before[0]
-            size += after[1] - before[1]
+            in_casts += self._times.in_casts(self._rows[row], before[1], after[1])
         ops = sum(self._times.other(self._rows[row]) for row in moved if row not in formats)
         in_formats = sum(self._times.in_format(self._rows[row], name) for row, name in formats.items())
         wide = [row for row, to in moved.items() if to == _WIDE and self._rows[row].values]
         return Effect(
             casts,
             # Of inference alone: where weights require gradients no call is in 8 bits.
-            size * self._seconds_of_byte + ops + in_formats,
+            in_casts + ops + in_formats,
             {row: self._left(row, moved, listed, following) for row in wide if not self._stays_low_inside(row, moved)}
             | dict(self._left_inside(moved)),
             {

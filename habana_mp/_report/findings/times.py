@@ -15,6 +15,11 @@ class Times:
         self._ran_overhead = _overhead(report, lambda values: values.ran_seconds)
         self._other_overhead = _overhead(report, lambda values: values.other_seconds)
         self._with_backward = with_backward(report)
+        made = [cast for row in report.rows for cast in row.casts if cast.bytes]
+        size = sum(cast.bytes for cast in made)
+        # Those of backward passes are the same ones back.
+        passes = 2 if any(cast.backward.count for cast in made) else 1
+        self._seconds_of_byte = passes * sum(cast.seconds for cast in made) / size if size else 0.0
 
     def other(self, row: Row) -> float:
         """By how much the calls of a row take longer in the other dtype."""
@@ -26,6 +31,14 @@ class Times:
             return forward * self._with_backward
         other = max(0.0, values.backward_other_seconds - values.backward_calls * self._other_overhead)
         return forward + other - max(0.0, values.backward_ran_seconds - values.backward_calls * self._ran_overhead)
+
+    def in_casts(self, row: Row, before: float, after: float) -> float:
+        """By how much its casts take longer that have ``after`` bytes in place of ``before``. What the cache has, of weights, takes next to no time and is
+        among the bytes: so what goes is what was measured.
+        """
+        if after < before:
+            return row.all_cast_seconds * (after - before) / before
+        return (after - before) * self._seconds_of_byte
 
     def in_format(self, row: Row, name: str) -> float:
         """By how much those take longer that can run in 8 bits: than in the low dtype with weights that were cast before, where they ran low."""

@@ -226,6 +226,10 @@ MESH = Feature(
 
 # What is shown
 
+VERSION_OF = Feature(
+    "hmp.tune reads all weights before each call that it times, which takes them into the CPU's caches",
+    version="torch:Tensor()._version",
+)
 DRAW = Feature(
     "hmp.draw does not work",
     results="torch.autograd.graph:Node()._input_metadata",

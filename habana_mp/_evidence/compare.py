@@ -14,7 +14,7 @@ from habana_mp._autocast.context import autocast
 from habana_mp._autocast.models_called import on_models_called
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
-from habana_mp._evidence.looking import check_nothing_runs, log_probabilities_of, looking, numbers_of
+from habana_mp._evidence.looking import check_nothing_runs, devices, log_probabilities_of, looking, numbers_of
 from habana_mp._evidence.recordings.about import about, environment_diff, policy_here, recorded_policy
 from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, load
 from habana_mp._evidence.recordings.record import kept_log_probabilities
@@ -24,7 +24,7 @@ from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import Policy
 from habana_mp._report.projections import project
 from habana_mp._scope import in_force
-from habana_mp._scope.disable_casts import disable_casts
+from habana_mp._scope.without_casts import CastsSwitched
 from habana_mp._show.short import brief
 
 _PROJECTIONS = 8
@@ -252,20 +252,16 @@ def _policy(named: object) -> Policy | None:
 def under(policy: Policy | None) -> Iterator[None]:
     """A policy for the tensors of all devices that there are, or no casts."""
     with ExitStack() as stack:
-        for device in _devices():  # torch's own round it does not count
+        for device in devices():  # torch's own round it does not count
             stack.enter_context(torch.autocast(device, enabled=False))
         if policy is None:
-            stack.enter_context(disable_casts())
-        else:
-            stack.enter_context(on_models_called(policy, own_thread=True))
-            for device in _devices():
-                stack.enter_context(autocast(device, policy=policy))
+            with CastsSwitched(True):  # the end of disable_casts would end the copies of weights, too
+                yield
+            return
+        stack.enter_context(on_models_called(policy, own_thread=True))
+        for device in devices():
+            stack.enter_context(autocast(device, policy=policy))
         yield
-
-
-def _devices() -> list[str]:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return ["cpu", *([accelerator.type] if accelerator is not None else [])]
 
 
 def _name_of(step: object) -> str:

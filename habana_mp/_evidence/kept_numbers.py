@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import habana_mp._core as _core
+from habana_mp._torch_private import VERSION_OF
 
 _PART = 1 << 22
 _COMPRESSED = {
@@ -19,26 +21,39 @@ _COMPRESSED = {
 }
 
 
-def kept_numbers(tensor: torch.Tensor, name: str, *, copied: bool = True) -> list[KeptPart]:
+@dataclass
+class Check:
+    """How parts find that they have changed: by all their numbers; or ``by_version``, at once, which sees no writes of NumPy or to ``.data``."""
+
+    by_version: bool = False
+
+
+def kept_numbers(tensor: torch.Tensor, name: str, check: Check, *, copied: bool = True) -> list[KeptPart]:
     """``copied`` is False where a copy would take too much memory: then ``put_back`` raises if the numbers have changed."""
-    return [KeptPart(part, name, copied) for part in _parts(tensor)]
+    return [KeptPart(part, name, check, copied) for part in _parts(tensor)]
 
 
 class KeptPart:
-    def __init__(self, tensor: torch.Tensor, name: str, copied: bool) -> None:
-        self._tensor, self._name = tensor, name
+    def __init__(self, tensor: torch.Tensor, name: str, check: Check, copied: bool) -> None:
+        self._tensor, self._name, self._check = tensor, name, check
         self._hashed = _core.hash_of_numbers if copied else _hash_by_parts
         self._hash = self._hashed(tensor)
         # What was never filled, and has no memory, has no numbers.
         is_other_kind = tensor.is_quantized or tensor.is_mkldnn or tensor.is_nested
         self._copy = _core.copied_unseen(tensor) if copied and (self._hash or is_other_kind) else None
         self._coalesced = tensor.is_sparse and tensor.is_coalesced()
+        self._version: object = None
 
     def put_back(self) -> None:
         """Where they are the same, nothing is written: that would end the graphs that want the tensor as it was."""
-        tensor, own = self._tensor, self._copy
-        if self._is_same():
+        if self._check.by_version and self._version == _version_of(self._tensor):
             return
+        if not self._is_same():
+            self._write()
+        self._version = _version_of(self._tensor)
+
+    def _write(self) -> None:
+        tensor, own = self._tensor, self._copy
         if own is None:
             raise RuntimeError(_too_large(self._name))
         plain = not tensor.is_sparse and not tensor.is_nested  # the sizes of the others are no numbers, or change
@@ -59,6 +74,17 @@ class KeptPart:
         # Zeros that were added take memory and change no sum.
         same_kind = self._coalesced == (tensor.is_sparse and tensor.is_coalesced())
         return same_kind and self._hashed(tensor) == self._hash
+
+
+def _version_of(tensor: torch.Tensor) -> object:
+    """Another one after each change that torch sees; of a tensor that has none, a new one each time."""
+    if (
+        tensor.is_inference()
+        or tensor.layout != torch.strided
+        or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+    ):
+        return object()
+    return VERSION_OF.of(tensor, "version", object()), tensor.shape, tensor.dtype
 
 
 def kept_array(array: Any, name: str, *, copied: bool) -> Callable[[], None]:

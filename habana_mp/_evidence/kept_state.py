@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Sampler
 
-from habana_mp._evidence.kept_numbers import kept_array, kept_numbers, size_of
+from habana_mp._evidence.kept_numbers import Check, kept_array, kept_numbers, size_of
 from habana_mp._evidence.reachable import STATEFUL, Reachable, is_array, is_generator
 
 _PutBack = Callable[[], object]
@@ -55,6 +55,7 @@ class KeptState:
         self._put_back: list[_PutBack] = [*_generators()]
         self._thread = threading.get_ident()
         self._bytes_left = _MOST_BYTES
+        self._check = Check()
         reachable = Reachable(steps)
         for each in reachable.iterators:
             raise RuntimeError(
@@ -97,9 +98,13 @@ class KeptState:
             for entry in [each for each in warnings.filters if getattr(each[1], "pattern", "") == _HOOKS_AND_COMPILE]:
                 warnings.filters.remove(entry)  # type: ignore[attr-defined] # a list
 
-    def restore(self) -> None:
-        """Raises what the first of the things that cannot be put back raises, after all others were."""
+    def restore(self, *, by_version: bool = False) -> None:
+        """Raises what the first of the things that cannot be put back raises, after all others were.
+
+        ``by_version``, the numbers of what torch has not written to are not read, and stay out of the CPU's caches.
+        """
         errors = []
+        self._check.by_version = by_version
         wait_for_device()
         with torch.no_grad():
             for put_back in self._put_back:
@@ -110,6 +115,14 @@ class KeptState:
         wait_for_device()
         if errors:
             raise errors[0]
+
+    def want_gradients(self) -> None:
+        """Frozen modules as if they were not, until ``restore``, where nothing that is noted requires a gradient."""
+        tensors = [each for each in self._kept.values() if isinstance(each, torch.Tensor)]
+        if not any(each.requires_grad for each in tensors):
+            for each in tensors:
+                if isinstance(each, torch.nn.Parameter) and each.is_floating_point() and not each.is_inference():
+                    each.requires_grad_()
 
     def gradients(self) -> list[torch.Tensor]:
         """Of the tensors that are noted, in the order in which they were."""
@@ -180,9 +193,9 @@ class KeptState:
             return
         has_gradient, requires = tensor.is_leaf or tensor.retains_grad, tensor.requires_grad
         gradient = tensor.grad if has_gradient else None
-        parts = kept_numbers(tensor, name, copied=copied)
+        parts = kept_numbers(tensor, name, self._check, copied=copied)
         if gradient is not None:
-            parts += kept_numbers(gradient, f"the gradient of {name}")
+            parts += kept_numbers(gradient, f"the gradient of {name}", self._check)
 
         def put_back() -> None:
             if has_gradient and tensor.grad is not gradient:

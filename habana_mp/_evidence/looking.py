@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 import habana_mp._core as _core
+from habana_mp._autocast.context import autocast
 from habana_mp._compiled.rounding import uncompiled
 from habana_mp._report.cast_report import CastReport
 from habana_mp._show.short import brief
@@ -22,6 +25,40 @@ def check_nothing_runs(name: str) -> None:
     if running := _core.probe_name():
         why = "is already running. Only one step can be recorded at a time"
         raise RuntimeError(f"{name} {why if running == name else f'cannot run inside {running}'}")
+
+
+@contextmanager
+def no_autocast(step: str) -> Iterator[None]:
+    """Raises ValueError at the end if the step has entered a region of autocast on this thread that is on: its casts come in place of those that
+    the step is to run under. To be entered where none is on.
+    """
+    thread, entered = threading.get_ident(), []
+
+    def noting(name: str, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(region: Any) -> Any:
+            result = functools.partial(enter, region)()  # C may run in its place, as in a with statement
+            if threading.get_ident() == thread and any(map(torch.is_autocast_enabled, devices())):
+                entered.append(name)
+            return result
+
+        return noted
+
+    with ExitStack() as stack:
+        for kind, name in ((torch.autocast, "torch.autocast"), (autocast, "hmp.autocast")):
+            stack.callback(setattr, kind, "__enter__", kind.__enter__)
+            kind.__enter__ = noting(name, kind.__enter__)  # type: ignore[method-assign]
+        yield
+    if entered:
+        raise ValueError(
+            f"the {step} enters {entered[0]}, in itself or in a module, whose casts come in place of those of the policies that the {step} is to"
+            " run under. Leave it out, or switch it off with enabled=False"
+        )
+
+
+def devices() -> list[str]:
+    """The types of those that there are."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ["cpu", *([accelerator.type] if accelerator is not None else [])]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from habana_mp._policy.read_file import FileError, read_text
 from habana_mp._show.writing import written
 
-_FORMAT, _VERSION = "habana_mp.tune", 2
+_FORMAT, _VERSION = "habana_mp.tune", 3
 _MOST_BYTES = 1 << 30
 _SAME = 1e-4  # relative; sums on a GPU come in any order
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import habana_mp._core as _core
@@ -11,6 +11,7 @@ from habana_mp._core import Entry
 from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Report, Row
+from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.unknown import error_of
 from habana_mp._report.numbers import Run, local_error, losses_of, squares
 from habana_mp._show.short import Short
@@ -99,6 +100,30 @@ class Parts(list[Part]):
 
     def _entry(self, row: Row) -> Entry:
         return Entry(op=row.op, modules=row.where.pattern if self._per == "module" else "")
+
+
+def edits_in_formats(report: Report, per: str, formats: Sequence[str]) -> list[Edit]:
+    """Those of the report; where no gradient has come to its ops, as under no_grad, each op in the list that changes its own results least, the ones
+    that change least first.
+    """
+    if any(row.values and (row.values.losses or row.values.projections) for row in report.rows):
+        return edits(report, per, formats)
+    found: list[tuple[float, Edit]] = []
+    for group in grouped(report.rows, lambda row: (row.op, row.where.pattern if per == "module" else "")):
+        entry = Entry(op=group[0].op, modules=group[0].where.pattern if per == "module" else "")
+        errors = {}
+        for name in formats:
+            measured = [each for row in group if row.values and (each := row.values.in_format(name))]
+            if measured and not any(each.error.lost for each in measured):
+                errors[name] = local_error(added(each.error for each in measured)).relative
+        if errors:
+            name = min(errors, key=lambda each: errors[each])
+            why = f"changes its own results by {errors[name]:.2g}; no gradient shows what that does to those of the step (under no_grad there is none)"
+            edit = Edit(
+                f"+{entry}:{name}", entry.op, 0.0, 0, "", 0, 0.0, None, None, None, why, _list=name, _entry=entry
+            )
+            found.append((errors[name], edit))
+    return [edit for _, edit in sorted(found, key=lambda each: each[0])]
 
 
 def _is_measured(row: Row, which: Run) -> bool:

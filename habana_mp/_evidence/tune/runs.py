@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+import habana_mp._core as _core
 from habana_mp._evidence.compare import under
 from habana_mp._evidence.kept_state import KeptState, wait_for_device
-from habana_mp._evidence.looking import numbers_of
+from habana_mp._evidence.looking import no_autocast, numbers_of
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.data import Report
 from habana_mp._report.form import report_of
+from habana_mp._scope.disable_casts import disable_casts
 from habana_mp._torch_private import DRAW
 
 Step = Callable[[], Any]
 Metric = Callable[[Any, Any], float]
 _PROJECTIONS = 32
 _SUMS = 4
+# Of a timed run of inference: it calls the step again until its calls have taken this long, or it has, or there are so many.
+_SECONDS, _MOST_SECONDS, _MOST_CALLS = 0.1, 0.3, 10
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class Runs:
         self._exact: Any = None
         self._check_exact: Any = None
         self.count = 0
+        self.calls = 0
         self.is_inference = False  # the step makes outputs and no gradients: it runs as it will be used
         self.begins: Callable[[], None] = lambda: None  # called before each run
 
@@ -110,7 +115,8 @@ class Runs:
         return size
 
     def _reference_of(self, step: Step, name: str) -> Any:
-        exact, _ = self._ran(step, None)
+        with no_autocast(name):
+            exact, _ = self._ran(step, None)
         if not numbers_of(exact):
             what = (
                 "leaves no gradients: call backward() in it"
@@ -129,9 +135,11 @@ class Runs:
         """How many numbers the step returns, or leaves as gradients."""
         return sum(each.numel() for each in numbers_of(self._exact))
 
-    def run(self, policy: Policy | None) -> Run:
+    def run(self, policy: Policy | None, *, timed: bool = False) -> Run:
+        """``timed``: a short step of inference is called several times, for its time."""
+
         def run() -> list[Any]:
-            found, seconds = self._ran(self._step, policy)
+            found, seconds = self._ran(self._step, policy, timed=timed)
             peak = torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else None
             return [self._error(self._exact, found), seconds, peak]
 
@@ -156,11 +164,11 @@ class Runs:
             raise TypeError(f"the metric must return one number, not {returned!r:.80}") from None
 
     def report(self, policy: Policy, *, values: bool, formats: Sequence[str] = ()) -> tuple[Report, bool]:
-        """A report of the step, which runs once, and whether the step called backward."""
+        """A report of the step, which runs once, and whether the step called backward. With values, frozen weights get gradients."""
 
         def run() -> dict[str, Any]:
-            with self._state(policy), CastReport(values, own_thread=True, formats=formats) as report:
-                outputs = self._step()
+            with self._state(policy, gradients=values), CastReport(values, own_thread=True, formats=formats) as report:
+                outputs = self._called(self._step)[0]
                 backward = report._data().backward_seconds > 0
                 if (
                     values
@@ -168,6 +176,8 @@ class Runs:
                     and any(each.requires_grad and each.is_floating_point() for each in numbers_of(outputs))
                 ):
                     report.project(outputs, _PROJECTIONS)
+            if values:
+                _core.clear_cache()  # graphs have asked for plain copies of weights, and inference packs those of no such weight
             return {**report.to_dict(), "calls_backward": backward}
 
         kind = " ".join(["values" if values else "report", *formats])
@@ -175,34 +185,68 @@ class Runs:
         backward = bool(found.pop("calls_backward"))
         return report_of(found), backward
 
-    def _ran(self, step: Step, policy: Policy | None) -> tuple[Any, float]:
-        with self._state(policy):
+    def _ran(self, step: Step, policy: Policy | None, *, timed: bool = False) -> tuple[Any, float]:
+        """What the first call returns, and the seconds of the best one. In inference the calls that make copies of weights are not timed,
+        unless all do: the copies are used as long as the model runs.
+        """
+        with self._state(policy) as watching:
             if torch.accelerator.is_available():
                 torch.accelerator.reset_peak_memory_stats()
-            began = time.perf_counter()
-            found = step()
-            wait_for_device()
-            seconds = time.perf_counter() - began
+            if timed:
+                _core.clear_cache()  # as in a program that runs under this policy alone
+            before = _casts_of_weights()
+            found, seconds = self._called(step)
             if self._gradients:
                 found = self._kept.gradients()
             # What a later run may write to stays as it is.
             own = DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found)
             wait_for_device()  # while what is copied is held: its stream may write to memory that is freed
+            del found
+            if self.is_inference and (timed or _casts_of_weights() > before):
+                watching.close()  # what the step calls is noted by now
+                seconds = self._again(step, _MOST_CALLS if timed else 1)
             return own, seconds
 
-    def _state(self, policy: Policy | None) -> ExitStack:
+    def _again(self, step: Step, most: int) -> float:
+        times: list[float] = []
+        began = time.perf_counter()
+        while not times or (
+            len(times) < most and sum(times) < _SECONDS and time.perf_counter() - began < _MOST_SECONDS
+        ):
+            self._begin(by_version=True)
+            times.append(self._called(step)[1])
+        return min(times)
+
+    def _called(self, step: Step) -> tuple[Any, float]:
+        self.calls += 1
+        began = time.perf_counter()
+        found = step()
+        wait_for_device()
+        return found, time.perf_counter() - began
+
+    @contextmanager
+    def _state(self, policy: Policy | None, *, gradients: bool = False) -> Iterator[ExitStack]:
+        """Yields what watches the modules that are called, to be closed where that would take time."""
         self._counted()
-        stack = ExitStack()
-        with stack:
-            self._kept.restore()
-            if self._gradients:
-                self._kept.clear_gradients()
-            stack.enter_context(self._kept.watching())
-            torch.manual_seed(self._seed)
+        with ExitStack() as stack:
+            self._begin()
+            if gradients:
+                self._kept.want_gradients()
+            watching = stack.enter_context(ExitStack())
+            watching.enter_context(self._kept.watching())
             if self.is_inference:
                 stack.enter_context(torch.no_grad())
+            else:
+                with disable_casts():  # its end ends the copies of weights, as each step of an optimizer does
+                    pass
             stack.enter_context(under(policy))
-            return stack.pop_all()
+            yield watching
+
+    def _begin(self, *, by_version: bool = False) -> None:
+        self._kept.restore(by_version=by_version)
+        if self._gradients:
+            self._kept.clear_gradients()
+        torch.manual_seed(self._seed)
 
     def _counted(self) -> None:
         self.begins()
@@ -218,3 +262,8 @@ def _sums(found: Any) -> list[float]:
         return sum(float((each * torch.randn(each.shape, generator=drawn, dtype=each.dtype)).sum()) for each in own)
 
     return [size_of(found), *(one() for _ in range(_SUMS))]
+
+
+def _casts_of_weights() -> int:
+    found = _core.cache_info()
+    return int(found["misses"]) + int(found["refreshed"])

@@ -11,7 +11,7 @@ import habana_mp._core as _core
 from habana_mp._autocast.module_lines import lines_of
 from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
-from habana_mp._evidence.tune.parts import Parts
+from habana_mp._evidence.tune.parts import Parts, edits_in_formats
 from habana_mp._evidence.tune.path import path
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._evidence.tune.tuned import Tuned, TunedPart
@@ -26,7 +26,7 @@ _TIMED = 8  # policies, at most
 _EDITS = (1, 2, 3, 5)  # the first edits of a report, which run together
 _CHANCE = 10.0  # errors of a loss may cancel
 _RUNS = {"numbers": 20, "seconds": 44}  # beside one for two ops
-_RUNS_IN_FORMATS = 8  # and these with lists of ops in 8 bits: each halves the edits that are left
+_RUNS_IN_FORMATS = 8  # and these for each list of ops in 8 bits: a run halves the edits that are left
 
 
 @dataclass
@@ -53,7 +53,9 @@ class Search:
         self._reserved = self._checks + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
         self._edits: list[Edit] = []
-        self._most_in_formats: Policy | None = None
+        self._in_formats: list[Edit] = []  # each op in the list that is best for it, then in each of them
+        self._most_in_formats: list[Policy] = []
+        self._runs_in_formats = _RUNS_IN_FORMATS * len(self._formats)
 
     def run(self) -> Tuned:
         size = self._runs.reference()
@@ -78,9 +80,8 @@ class Search:
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
         all_wide, _ = self._runs.report(self._policy(range(len(parts))), values=False)
         parts.add_lowered(all_wide, self._base._core.low_dtype)
-        self._most = parts.ops // 2 + _RUNS[self._cost] + (_RUNS_IN_FORMATS if self._formats else 0)
-        self._reserved += _RUNS_IN_FORMATS if self._formats else 0
-        self._in_formats = edits(measured, self._per, self._formats) if self._formats else []
+        self._most = parts.ops // 2 + _RUNS[self._cost] + self._runs_in_formats
+        self._reserved += self._runs_in_formats
         self._announce(parts.ops, len(parts), self._most)
         low = self._policy(())
         all_low = self._runs.run(low)
@@ -103,8 +104,9 @@ class Search:
             self._add_edits()
         best = self._pruned(self._bisected(path(parts, self._costs)))
         self._add_as_start(best)
-        self._reserved -= _RUNS_IN_FORMATS if self._formats else 0
-        self._add_in_formats(best)
+        self._reserved -= self._runs_in_formats
+        for formats in [self._formats, *((each,) for each in self._formats)] if self._formats else []:
+            self._add_in_formats(best, edits_in_formats(measured, self._per, formats))
         return self._chosen(best)
 
     def _fit_errors(self, measured: float) -> None:
@@ -159,21 +161,26 @@ class Search:
             self._is_edit_within(wide[:count], [])
             self._is_edit_within(wide[:enough], low[:count])
 
-    def _add_in_formats(self, in_float32: Collection[int]) -> None:
+    def _add_in_formats(self, in_float32: Collection[int], found: list[Edit]) -> None:
         """What was found with the most edits into 8 bits, in their order, that the budget has room for beside it."""
         begin, wide = self._policy(in_float32), {self._parts[i]._entry for i in in_float32}
-        waiting = [edit for edit in self._in_formats if edit._entry not in wide]
+        waiting = [edit for edit in found if edit._entry not in wide]
+        self._in_formats += waiting
         few, most = 0, len(waiting)
+        within: Policy | None = None
         while few < most and self._has_runs():
             middle = (few + most + 1) // 2
             texts = [edit.text for edit in waiting[:middle]]
             policy = begin.with_edits(*texts)
-            name = " ".join(texts) if middle <= 2 else f"{middle} edits into 8 bits"
+            titles = " and ".join(sorted({edit._list for edit in waiting[:middle]}))
+            name = " ".join(texts) if middle <= 2 else f"{middle} edits into {titles}"
             beside = f", {len(in_float32)} in float32" if in_float32 else ""
-            if self._add(name + beside, policy, None).error <= self._budget:
-                few, self._most_in_formats = middle, policy
+            point = self._point_of(policy) or self._add(name + beside, policy, None)
+            if point.error <= self._budget:
+                few, within = middle, policy
             else:
                 most = middle - 1
+        self._most_in_formats += [within] if within else []
 
     def _is_edit_within(self, wide: list[str], low: list[str]) -> bool:
         texts = [*wide, *low]
@@ -257,6 +264,7 @@ class Search:
             error=chosen.error,
             check_error=self._runs.check(chosen.policy),
             runs=self._runs.count,
+            calls=self._runs.calls,
             most_runs=self._most,
             cost=self._cost,
             points=tuple(self._points),
@@ -269,14 +277,16 @@ class Search:
 
     def _time_in_turns(self, own: Point) -> float:
         """Times what the search has found, float32, the start, and the fastest others that are within the budget. The noise of these times."""
-        first = (own.policy, self._wide, self._base, self._most_in_formats)
+        first = (own.policy, self._wide, self._base, *self._most_in_formats)
         within = [point for point in self._points if point.error <= self._budget]
         timed = sorted(within, key=lambda point: (point.policy not in first, point.seconds))[:_TIMED]
         left = self._most - self._runs.count - self._checks
         rounds = max(_ROUNDS, left // len(timed))
         # Float32 is what runs without a policy.
         again, noise = timed_in_turns(
-            timed, rounds, lambda point: self._runs.run(None if point.policy == self._wide else point.policy).seconds
+            timed,
+            rounds,
+            lambda point: self._runs.run(None if point.policy == self._wide else point.policy, timed=True).seconds,
         )
         self._points = [next((each for each in again if each.policy == point.policy), point) for point in self._points]
         return noise
@@ -288,5 +298,5 @@ def _check_float32(report: Report) -> None:
     computing = sorted({op for op in low if _core.computes(op)})
     if computing:
         raise ValueError(
-            f"the step runs {', '.join(computing)} in {report.low_dtype} by itself. Remove torch.autocast and its own casts from it"
+            f"the step runs {', '.join(computing)} in {report.low_dtype} by itself. Remove its own casts from it"
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from habana_mp._compiled.rounding import uncompiled
 from habana_mp._evidence.compare import check_no_conversion
 from habana_mp._evidence.looking import check_nothing_runs
 from habana_mp._evidence.tune.journal import Journal
@@ -48,12 +49,14 @@ def tune(
     more runs measure how much time it would save. This gives an order in which ops go to float32: first those whose float32 removes most
     error for its costs. Then the step runs under policies along this order, and under the first edits that ``CastReport.edits`` returns,
     which measures the error of ops together. The last runs time the best policies, float32 and the start in turns. With n ops there are at
-    most n // 2 + 44 runs, n // 2 + 20 with ``cost="numbers"``, and 8 more with ``formats`` in 8 bits. After each run, modules, optimizers, schedulers, scalers, other tensors
+    most n // 2 + 44 runs, n // 2 + 20 with ``cost="numbers"``, and 8 more for each of ``formats`` in 8 bits. A run of inference calls the step
+    again if its first call casts weights, and up to ten times where the best policies are timed. After each run, modules, optimizers, schedulers, scalers, other tensors
     that the step has names for, and random numbers are restored.
 
     Args:
         step: a function without arguments that returns outputs or a loss. A step that does not call backward is inference: it runs
-            without gradients, except in the run that measures errors. With no_grad inside the step, each op counts by its own error.
+            without gradients, except in the run that measures errors, where frozen models have them, too. With no_grad inside the step, each
+            op counts by its own error. Compiled code runs uncompiled.
         budget: the largest accepted error, above 0. With a metric that has a name it is below 1: a part of the size of the results.
         metric: the error of a run. "results": the difference of everything that the step returns, relative to its size in float32 (root
             of the sum of squares). "gradients": 1 minus the cosine between the gradients after the step and those in float32. Or a
@@ -78,7 +81,7 @@ def tune(
     Raises:
         TypeError: ``step`` or ``check`` is not callable, ``start`` is not a policy, ``formats`` no collection, or ``seed`` is not a whole number.
         ValueError: the budget is not above 0; another ``metric``, ``per``, ``others``, ``cost`` or one of ``formats``; formats in 8 bits with a step that calls
-            backward; the step returns no numbers or
+            backward; the step enters a region of autocast that is on; the step returns no numbers or
             infinite ones, or has no op that computes; the metric returns NaN for two equal results; the step differs by more than the budget in float32, too; the file to resume from
             is of another search.
         RuntimeError: a comparison, a search or a report that measures is running, or ``convert`` is in force. The step uses something
@@ -122,7 +125,8 @@ def tune(
         predicts, checks = metric == "results", check is not None
         search = Search(runs, announce, float(budget), base, per, others, cost, predicts, checks, in_8_bits)
         try:
-            return search.run()
+            with uncompiled():
+                return search.run()
         finally:
             runs.restore()
 

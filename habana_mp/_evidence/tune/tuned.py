@@ -66,7 +66,8 @@ class Tuned(Short, Document):
         budget: the largest accepted error.
         error: the error of ``policy`` on the step.
         check_error: its error on the step given as ``check``, or None.
-        runs: how often the steps ran.
+        runs: how many runs there were. Each calls a step once, or several times to time it.
+        calls: how often this search called the steps; what was taken from a file to resume from is not counted, so ``to_dict`` leaves it out.
         most_runs: the largest number of runs that was possible.
         cost: "seconds" or "numbers".
         points: the policies that ran.
@@ -88,6 +89,7 @@ class Tuned(Short, Document):
     error: float
     check_error: float | None
     runs: int
+    calls: int
     most_runs: int
     cost: str
     points: tuple[Point, ...]
@@ -271,7 +273,11 @@ def refuse_to_replace(folder: Path) -> None:
 def evidence(parts: list[TunedPart], low: str) -> str:
     """What one run in float32 said of an op in the low dtype, for people."""
     total = math.sqrt(sum(each.part.error**2 for each in parts))
-    more = " or more, as no gradient comes to all of it" if any(each.part.hidden for each in parts) else ""
+    more = ""
+    if any(each.part.hidden for each in parts):
+        more = (
+            ", or more: no gradient shows what all of its results do to those of the step (under no_grad there is none)"
+        )
     error = "loses numbers (NaN or infinity)" if math.isinf(total) else f"predicted error {total:.2g}{more}"
     saved = [each.saved for each in parts if each.saved is not None]
     if saved:

@@ -15,6 +15,7 @@ from habana_mp._show.units import time
 _GAPS = 4
 # Two searches find the same lists only where they need not tell times apart that are nearer, whatever the gaps were.
 _ALIKE = 0.02
+_LESS = 0.99
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +61,8 @@ def timed_in_turns(
     """The points with the best of their times, and by how much these differ by chance, in seconds.
 
     One runs after another in each round, so that what else the machine does reaches all of them. The chance is measured by how far the
-    second best time of a policy is from the best: slow runs do not count. It is at least 2 % of the shortest time.
+    second best time of a policy is from the best: slow runs do not count. It is less than a difference that each of the rounds shows, and at
+    least 2 % of the shortest time.
     """
     times: list[list[float]] = [[] for _ in points]
     for _ in range(rounds):
@@ -68,7 +70,10 @@ def timed_in_turns(
             own.append(seconds_of(point))
     ordered = [sorted(own) for own in times]
     gap = statistics.median(own[1] - own[0] for own in ordered)
-    noise = max(_GAPS * gap, _ALIKE * min(own[0] for own in ordered))
+    fastest = min(times, key=min)
+    shown = [min(own) - min(fastest) for own in times if all(a > b for a, b in zip(own, fastest, strict=True))]
+    least = _ALIKE * min(fastest)
+    noise = max(least, min([_GAPS * gap, *(_LESS * each for each in shown if each > least)]))
     return [replace(point, seconds=own[0], timed=rounds) for point, own in zip(points, ordered, strict=True)], noise
 
 

@@ -118,6 +118,9 @@ def test_the_noise_is_how_far_a_second_best_time_is_from_the_best():
     points, noise = timed_in_turns((POINT, EDITED, TWICE), 3, lambda point: next(times[point.name]))
     assert [(point.seconds, point.timed) for point in points] == [(1.0, 3), (2.0, 3), (3.0, 3)]
     assert noise == pytest.approx(0.08)
+    # Each round shows that the first is faster.
+    drifting = {"balanced": iter([1.0, 2.0, 4.0]), "one edit": iter([1.5, 2.5, 4.5])}
+    assert timed_in_turns((POINT, EDITED), 3, lambda point: next(drifting[point.name]))[1] == pytest.approx(0.495)
     alike = {point.name: iter([2.0, 2.0]) for point in (POINT, EDITED)}
     assert timed_in_turns((POINT, EDITED), 2, lambda point: next(alike[point.name]))[1] == pytest.approx(0.04)
 

@@ -27,7 +27,8 @@ def on_models_called(policy: Policy, *, own_thread: bool = False) -> Iterator[Mo
     """Puts the names of this policy alone in force, until the end of the block. Then it warns of names whose modules no called model had.
 
     What ``set_policies`` has put on a model stays. A part of a model that is called before the model has the names by paths that begin with that part,
-    until the model itself is called. With ``own_thread`` models that other threads call have none of it.
+    until the model itself is called. With ``own_thread`` models that other threads call have none of it, and compiled code
+    has to run uncompiled.
     """
     models = ModelsCalled(policy, threading.get_ident() if own_thread else None)
     with ExitStack() as stack:
@@ -67,7 +68,7 @@ class ModelsCalled:
             return
         self.classes.update(classes_by_path(model))
         chosen = chosen_by_lines(model, self._lines)
-        if any(name == "_orig_mod" for each in modules for name, _ in each.named_children()):
+        if self._thread is None and any(name == "_orig_mod" for each in modules for name, _ in each.named_children()):
             self._handles.append(put(model, chosen))
             return
         for path, policy in chosen.items():

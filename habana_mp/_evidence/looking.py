@@ -18,35 +18,38 @@ from habana_mp._show.short import brief
 from habana_mp._torch_private import DRAW
 
 _PROBABILITIES = "log_probabilities"
+_in_no_autocast: list[str] = []  # what runs a step there, which no probe looks at
 
 
 def check_nothing_runs(name: str) -> None:
     """What looks at the numbers of calls does so one at a time; set_probe in src/watch has the same words, too late for what is put back."""
-    if running := _core.probe_name():
+    if running := _core.probe_name() or "".join(_in_no_autocast):
         why = "is already running. Only one step can be recorded at a time"
         raise RuntimeError(f"{name} {why if running == name else f'cannot run inside {running}'}")
 
 
 @contextmanager
-def no_autocast(step: str) -> Iterator[None]:
-    """Raises ValueError at the end if the step has entered a region of autocast on this thread that is on: its casts come in place of those that
+def no_autocast(step: str, name: str) -> Iterator[None]:
+    """``step`` of ``name`` runs. Raises ValueError at the end if the step has entered a region of autocast on this thread that is on: its casts come in place of those that
     the step is to run under. To be entered where none is on.
     """
     thread, entered = threading.get_ident(), []
 
-    def noting(name: str, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def noting(kind: str, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def noted(region: Any) -> Any:
             result = functools.partial(enter, region)()  # C may run in its place, as in a with statement
             if threading.get_ident() == thread and any(map(torch.is_autocast_enabled, devices())):
-                entered.append(name)
+                entered.append(kind)
             return result
 
         return noted
 
     with ExitStack() as stack:
-        for kind, name in ((torch.autocast, "torch.autocast"), (autocast, "hmp.autocast")):
+        for kind, region in ((torch.autocast, "torch.autocast"), (autocast, "hmp.autocast")):
             stack.callback(setattr, kind, "__enter__", kind.__enter__)
-            kind.__enter__ = noting(name, kind.__enter__)  # type: ignore[method-assign]
+            kind.__enter__ = noting(region, kind.__enter__)  # type: ignore[method-assign]
+        _in_no_autocast.append(name)
+        stack.callback(_in_no_autocast.clear)
         yield
     if entered:
         raise ValueError(

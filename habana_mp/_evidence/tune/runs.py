@@ -115,7 +115,7 @@ class Runs:
         return size
 
     def _reference_of(self, step: Step, name: str) -> Any:
-        with no_autocast(name):
+        with no_autocast(name, "tune"):
             exact, _ = self._ran(step, None)
         if not numbers_of(exact):
             what = (

@@ -48,6 +48,34 @@ def same(a: list, b: list) -> bool:
     )
 
 
+class Caches(nn.Module):
+    """Has room for one token, as a cache of keys and values has for so many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("keys", torch.zeros(1, 16))
+        self.register_buffer("length", torch.zeros((), dtype=torch.long))
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        self.keys[self.length] = y.detach()  # raises the second time
+        self.length += 1
+        self.kept.append(x)
+        assert len(self.kept) == 1
+        return y
+
+
+@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_each_call_of_a_run_begins_from_the_same_state(gradients):
+    with torch.no_grad():
+        model, x = Caches(), X[0]
+    found = hmp.tune(lambda: gradients()(model)(x), 0.1)
+    assert found.calls > found.runs
+    assert (model.length, model.kept) == (0, [])
+
+
 @pytest.mark.parametrize("metric", ["results", "gradients"])
 @pytest.mark.parametrize("cost", ["numbers", "seconds"])
 def test_state_is_put_back(cost, metric):
@@ -208,6 +236,8 @@ def test_inside_of_what_measures_it_is_refused():
         hmp.tune(step, 1e-2)
     with pytest.raises(RuntimeError, match=r"^tune cannot run inside compare$"):
         hmp.compare(lambda: hmp.tune(step, 1e-2), None, "hmp")
-    with pytest.raises(RuntimeError, match=r"^tune cannot run inside "):
+    with pytest.raises(RuntimeError, match=r"^tune is already running\."):
         hmp.tune(lambda: hmp.tune(step, 1e-2) and step(), 1e-2)
+    with pytest.raises(RuntimeError, match=r"^compare cannot run inside tune$"):
+        hmp.tune(lambda: hmp.compare(step, None, "hmp") and step(), 1e-2)
     assert hmp.tune(step, 0.5, cost="numbers").error <= 0.5

@@ -42,15 +42,15 @@ class KeptPart:
         is_other_kind = tensor.is_quantized or tensor.is_mkldnn or tensor.is_nested
         self._copy = _core.copied_unseen(tensor) if copied and (self._hash or is_other_kind) else None
         self._coalesced = tensor.is_sparse and tensor.is_coalesced()
-        self._version: object = None
+        self._seen: object = None
 
     def put_back(self) -> None:
         """Where they are the same, nothing is written: that would end the graphs that want the tensor as it was."""
-        if self._check.by_version and self._version == _version_of(self._tensor):
+        if self._check.by_version and self._seen == _mark_of(self._tensor):
             return
         if not self._is_same():
             self._write()
-        self._version = _version_of(self._tensor)
+        self._seen = _mark_of(self._tensor)
 
     def _write(self) -> None:
         tensor, own = self._tensor, self._copy
@@ -76,10 +76,11 @@ class KeptPart:
         return same_kind and self._hashed(tensor) == self._hash
 
 
-def _version_of(tensor: torch.Tensor) -> object:
+def _mark_of(tensor: torch.Tensor) -> object:
     """Another one after each change that torch sees; of a tensor that has none, a new one each time."""
     if (
-        tensor.is_inference()
+        tensor.is_nested
+        or tensor.is_inference()
         or tensor.layout != torch.strided
         or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
     ):

@@ -197,6 +197,7 @@ INSTANCES: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
     "HOOKS.after_step": (optimizer, lambda value: len(value) == 0),
     "HOOKS.of_gradient": (hooked, lambda value: len(value) == 1),
     "HOOKS.after_gradient": (hooked, lambda value: len(value) == 1),
+    "VERSION_OF.version": (lambda: torch.zeros(1).add_(1), lambda value: value == 1),
     "DRAW.results": (lambda: node_of(torch.exp), lambda value: value[0].dtype is torch.float32 and value[0].shape == [1]),
     "DRAW.born": (lambda: node_of(torch.exp), lambda value: isinstance(value(), int)),
     "DRAW.transposed": (convolution, lambda value: value is False),

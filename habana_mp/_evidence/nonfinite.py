@@ -6,7 +6,7 @@ The search is in src/probe/nonfinite.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from habana_mp._show.short import Short, brief
 from habana_mp._show.units import counted
 from habana_mp._torch_private import DRAW
 
+_LARGEST = torch.finfo(torch.float16).max
+_FIRST_SCALE = 2.0**16  # of a GradScaler
+_LOWER = "lower the scale (a GradScaler does so by itself: it skips this step and halves the scale)"
 _OUTSIDE = "no op here has made them: they come from data, a constant, a worker process, another thread, compiled code, or before the step"
 
 
@@ -58,8 +61,10 @@ class Nonfinite(Short):
         kind: "nan" or "inf".
         dtype: the dtype of the result.
         given: the first floating tensors among its arguments.
-        edit: the edit that keeps the op in float32 and so fixes it; None if float32 is not finite either, or if the op writes into what it is
-            given, whose dtype no edit of the op changes.
+        edit: the edit that keeps the op in float32, in which its result is finite; None if there is none.
+        no_edit: why there is no edit, else "".
+        scale: in the backward pass, what the loss is multiplied by before ``backward``, as a ``GradScaler`` does; else 1.
+        largest: the largest absolute number that is finite in the result in float32; 0 if the op was not run in float32.
         from_outside: whether the op was given numbers that are not finite and that no op of the step made from finite ones.
         forked_casts: how many tensors forked processes have cast so far, such as the workers of a DataLoader, which the search does not see.
 
@@ -81,6 +86,9 @@ class Nonfinite(Short):
     dtype: str
     given: tuple[GivenTensor, ...]
     edit: str | None
+    no_edit: str = ""
+    scale: float = 1.0
+    largest: float = 0.0
     from_outside: bool = False
     forked_casts: int = 0
 
@@ -95,11 +103,23 @@ class Nonfinite(Short):
     def _workers(self) -> str:
         return f"forked processes, such as workers of a DataLoader, have cast {counted(self.forked_casts, 'tensor')} unseen: search with num_workers=0"
 
-    def _why_none(self) -> str:
-        if self.from_outside:
-            return "what it was given is not finite"
-        in_place = self.inner.endswith("_") and self.dtype in ("float16", "bfloat16")
-        return f"it writes into what it is given, in {self.dtype}" if in_place else "it is not finite in float32 either"
+    @property
+    def lower_scale(self) -> bool:
+        """Whether the scale of the loss overflows, and not the op: without it, float16 holds the gradient."""
+        return self._beyond() and self.scale > 1 and self.largest <= _LARGEST * self.scale
+
+    def _beyond(self) -> bool:
+        return self.phase == "backward" and self.dtype == "float16" and self.largest > _LARGEST
+
+    def _scale(self) -> str:
+        factor = f"{self.scale:,.0f}" if self.scale.is_integer() else f"{self.scale:.4g}"
+        if self.lower_scale:
+            return f"the loss is multiplied by {factor}: without it, {self.largest:.4g} is {self.largest / self.scale:.4g}, which float16 holds"
+        if self._beyond() and self.scale <= 1 and self.largest <= _LARGEST * _FIRST_SCALE:
+            return f"if the loss is scaled, lower the scale first: in float32 the largest number is {self.largest:.4g}"
+        if self.phase == "backward" and self.dtype == "float16" and self.scale > 1 and not self.largest:
+            return f"the loss is multiplied by {factor}: lower the scale first"
+        return ""
 
     def __str__(self) -> str:
         inside = "" if self.inner == f"aten::{self.op}" else self.inner
@@ -114,7 +134,8 @@ class Nonfinite(Short):
                 *(("given" if number == 0 else "", str(tensor)) for number, tensor in enumerate(self.given)),
                 ("from", _OUTSIDE if self.from_outside else ""),
                 ("", self._workers() if self.from_outside and self.forked_casts else ""),
-                ("edit", self.edit or f"none: {self._why_none()}"),
+                ("scale", self._scale()),
+                ("edit", self.edit or f"none: {self.no_edit}"),
             )
             if text
         ]
@@ -165,7 +186,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
 def _named(found: _core.Nonfinite) -> Nonfinite:
     site = found.site
     own = site.op or found.inner.removeprefix("aten::")
-    return Nonfinite(
+    named = Nonfinite(
         op=own,
         module=site.module,
         phase="backward" if found.backward else "forward",
@@ -178,10 +199,31 @@ def _named(found: _core.Nonfinite) -> Nonfinite:
         given=tuple(
             GivenTensor(_dtype(each.dtype), tuple(each.sizes), each.smallest, each.largest) for each in found.given
         ),
-        edit=f"+{own}:fp32" if found.finite_in_float32 and found.dtype in ("Half", "BFloat16") else None,
+        edit=None,
+        scale=abs(found.loss_scale),
+        largest=found.largest_in_float32,
         from_outside=found.from_outside,
         forked_casts=_core.casts_of_children(),
     )
+    why_not = _why_no_edit(named, found)
+    return replace(named, no_edit=why_not, edit=None if why_not else f"+{own}:fp32")
+
+
+def _why_no_edit(named: Nonfinite, found: _core.Nonfinite) -> str:
+    """Empty if an edit of the op makes the result finite."""
+    dtype, low = named.dtype, named.dtype in ("float16", "bfloat16")
+    of_code = found.casts and (found.inner != "cast" or not found.site.op)
+    gradient = f"the gradient is cast to {dtype}, the dtype of what {named.op} was given, and {dtype} does not hold it"
+    reasons = (
+        (named.from_outside, "what it was given is not finite"),
+        (named.lower_scale, _LOWER),
+        (found.casts and found.backward, gradient),
+        (of_code, f"it is a cast of the code to {dtype}, which does not hold the number"),
+        (low and found.finite_in_float32, ""),
+        (low and found.inner.endswith("_"), f"it writes into what it is given, in {dtype}"),
+        (low and not found.ran_in_float32, "whether it is finite in float32 is not known: the op cannot run again"),
+    )
+    return next((reason for holds, reason in reasons if holds), "it is not finite in float32 either")
 
 
 def _dtype(name: str) -> str:

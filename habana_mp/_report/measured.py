@@ -131,7 +131,7 @@ class MeasuredReport(ABC):
     ) -> float:
         """Return how much a loss changes because an op did not run in float32, to first order: the sum of gradient times error.
 
-        It has a sign, and is the sum over all backward passes. If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments
+        It has a sign, and is the sum over all backward passes. It is in units of the loss, without the scale of a ``GradScaler``. Arguments
         and errors are the same as for ``error_share`` and ``presets``; also RuntimeError if ``project`` alone was called, as there is no
         loss, and ValueError if the block has several losses and ``loss`` names none of them: their changes may cancel.
         """

@@ -52,6 +52,7 @@ class HMPHook(HasRun):
         *,
         report: bool = False,
     ) -> None:
+        """For the arguments, see ``help(HMPHook)``."""
         if not isinstance(accelerator, Accelerator):
             raise TypeError(f"the first argument must be an Accelerator, not {brief(accelerator)}")
         if accelerator.mixed_precision != "no":

@@ -40,6 +40,7 @@ class HMPPrecision(HasRun, Precision):  # type: ignore[misc] # what lightning ha
     """
 
     def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
+        """For the arguments, see ``help(HMPPrecision)``."""
         self._run = Run(policy, report)
         self._off_before: bool | None = None
 

@@ -51,8 +51,10 @@ class HMPCallback(HasRun, TrainerCallback, ExportableState):  # type: ignore[mis
     """
 
     def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
+        """For the arguments, see ``help(HMPCallback)``."""
         self._run = Run(policy, report)
         self._held = False
+        self._warned = False
 
     def __enter__(self) -> Self:
         self._held = True
@@ -98,7 +100,8 @@ class HMPCallback(HasRun, TrainerCallback, ExportableState):  # type: ignore[mis
         self._end()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        if not is_converted():
+        if not is_converted() and not self._warned:
+            self._warned = True  # in the first batch
             warn(
                 f"evaluate and predict outside train run in float32, not under the policy {self.policy.name!r}. "
                 "Call them inside `with callback:`"

@@ -37,8 +37,9 @@
 #include <string_view>
 
 namespace torch::autograd::generated {
+struct MulBackward0;
 struct ToCopyBackward0;
-}
+}  // namespace torch::autograd::generated
 
 namespace habana_mp::torch_private {
 
@@ -225,6 +226,10 @@ inline std::size_t packed_bytes(const at::Tensor& packed) {
 // torch's node of a cast: compiled autograd knows it, what it holds and how it is saved.
 // <torch/csrc/autograd/generated/Functions.h> defines it.
 using CastNode = torch::autograd::generated::ToCopyBackward0;
+
+// torch's node of a product, which holds its factors as `self_` and `other_`, by its name.
+using ProductNode = torch::autograd::generated::MulBackward0;
+inline constexpr std::string_view kProductNode = "MulBackward0";
 
 // A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
 template <typename Pointer, typename Node>

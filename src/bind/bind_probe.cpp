@@ -289,7 +289,11 @@ void bind_nonfinite(py::module_& module) {
       .def_readonly("backward", &Nonfinite::backward)
       .def_readonly("nan", &Nonfinite::nan)
       .def_readonly("dtype", &Nonfinite::dtype)
+      .def_readonly("casts", &Nonfinite::casts)
+      .def_readonly("ran_in_float32", &Nonfinite::ran_in_float32)
       .def_readonly("finite_in_float32", &Nonfinite::finite_in_float32)
+      .def_readonly("largest_in_float32", &Nonfinite::largest_in_float32)
+      .def_readonly("loss_scale", &Nonfinite::loss_scale)
       .def_readonly("from_outside", &Nonfinite::from_outside)
       .def_readonly("given", &Nonfinite::given);
 }

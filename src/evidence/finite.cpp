@@ -4,6 +4,7 @@
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/isneginf.h>
 #include <ATen/ops/isposinf.h>
+#include <ATen/ops/nan_to_num.h>
 
 #include <atomic>
 #include <cmath>
@@ -69,6 +70,13 @@ NotFinite not_finite(const at::Tensor& given) {
   return {.nan = at::isnan(tensor).any().item<bool>(),
           .above = at::isposinf(tensor).any().item<bool>(),
           .below = at::isneginf(tensor).any().item<bool>()};
+}
+
+double largest_finite(const at::Tensor& tensor) {
+  if (!is_readable(tensor) || !tensor.is_floating_point() || tensor.numel() == 0) return 0;
+  const OutOfSight out_of_sight;
+  const at::Tensor wide = tensor.detach().to(at::kDouble).reshape({-1});
+  return at::nan_to_num(wide, 0.0, 0.0, 0.0).abs().amax().item<double>();
 }
 
 NotFinite not_finite(const c10::IValue& argument) {

@@ -24,6 +24,9 @@ struct NotFinite {
 // Of a tensor of any dtype: whole numbers are finite.
 NotFinite not_finite(const at::Tensor& tensor);
 
+// The largest absolute value among those that are finite; 0 where none is known.
+double largest_finite(const at::Tensor& tensor);
+
 // Of an argument: a tensor, tensors, or a number.
 NotFinite not_finite(const c10::IValue& argument);
 

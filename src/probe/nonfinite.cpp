@@ -17,6 +17,7 @@
 #include "cast/by_memory.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
+#include "evidence/loss_scale.h"
 #include "evidence/rerun.h"
 #include "watch/call_stack.h"
 #include "watch/observatory.h"
@@ -61,11 +62,13 @@ struct Finder final : watch::Probe {
                                             const at::RecordFunction& call) override;
   void ends(const Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
   void casts(const at::Tensor& source, const at::Tensor& result) override;
+  void casts_back(report::SiteId site, const at::Tensor& source, const at::Tensor& result) override;
   void node_begins(const at::RecordFunction& node) override;
 
   ForkSafeMutex mutex;
   Search search;
   std::atomic<std::uint64_t> step{0};
+  std::atomic<double> loss_scale{1};  // of the last loss
 };
 
 Finder& finder() { return process_wide<Finder>(); }
@@ -183,21 +186,37 @@ const Frame* row_of(const Thread& thread, bool& backward) {
   return nullptr;
 }
 
-// Or not finite as what it is given.
-bool is_finite_in_float32(const CheckedCall& call, const evidence::NotFinite& given) {
-  if (!evidence::may_rerun(*call.op, call.arguments)) return false;
+// `given`: what is not finite in its inputs, which may be so in float32 too.
+void run_in_float32(Nonfinite& made, const CheckedCall& call, const evidence::NotFinite& given) {
+  if (!evidence::may_rerun(*call.op, call.arguments)) return;
   const auto results = evidence::rerun(*call.op, call.arguments, evidence::in_float32);
-  return results && std::none_of(results->begin(), results->end(), [&](const c10::IValue& value) {
-           return evidence::not_finite(value).beyond(given);
-         });
+  if (!results) return;
+  made.ran_in_float32 = true;
+  made.finite_in_float32 = std::ranges::none_of(*results, [&](const c10::IValue& value) {
+    return evidence::not_finite(value).beyond(given);
+  });
+  for (const at::Tensor& result : tensors_in(*results))
+    made.largest_in_float32 = std::max(made.largest_in_float32, evidence::largest_finite(result));
+}
+
+// Of what has changed its dtype alone, in a call or in a cast of ours.
+void look_at_cast(Nonfinite& made, const at::Tensor& source) {
+  made.casts = true;
+  made.finite_in_float32 = true;
+  made.largest_in_float32 = evidence::largest_finite(source);
+}
+
+report::Site site_at(report::SiteId id) {
+  const std::lock_guard guard(all().mutex);
+  return id < all().sites.size() ? all().sites[id] : report::Site{};
 }
 
 // Its number.
 std::size_t add_candidate(const Thread& thread, Candidates Search::* kind, Nonfinite made) {
-  if (const Frame* row = row_of(thread, made.backward)) {
-    const std::lock_guard guard(all().mutex);
-    if (row->call.site < all().sites.size()) made.site = all().sites[row->call.site];
+  if (!made.casts || !made.backward) {
+    if (const Frame* row = row_of(thread, made.backward)) made.site = site_at(row->call.site);
   }
+  if (made.backward) made.loss_scale = finder().loss_scale.load();
   const std::lock_guard guard(finder().mutex);
   Candidates& candidates = finder().search.*kind;
   if (candidates.size() < kMostCandidates) candidates.push_back(std::move(made));
@@ -231,7 +250,14 @@ Taint taken_or_made(const Thread& thread, const CheckedCall& call, const at::Ten
   {
     const evidence::OutOfSight out_of_sight;
     const bool writes = !call.op->written.empty();
-    if (makes && !writes) made.finite_in_float32 = is_finite_in_float32(call, before);
+    const auto sources = tensors_in(call.arguments);
+    if (makes && call.op->moves && !writes && !sources.empty() &&
+        sources.front().is_floating_point() &&
+        sources.front().scalar_type() != result.scalar_type()) {
+      look_at_cast(made, sources.front());
+    } else if (makes && !writes) {
+      run_in_float32(made, call, before);
+    }
     made.from_outside = before.any() && !made.finite_in_float32;
     if (!writes) {
       for (const at::Tensor& tensor : tensors_in(call.arguments)) {
@@ -275,8 +301,11 @@ void Finder::ends(const Thread& thread, const at::RecordFunction& call, watch::P
   // A number that leaves torch, and the loss.
   const bool leaves =
       name == "aten::_local_scalar_dense" && !inputs.empty() && inputs.front().is_floating_point();
-  if (leaves || evidence::begins_backward(*checked.op, inputs))
-    return reach_by(inputs, leaves ? Goal::Leaves : Goal::Trains);
+  if (leaves) return reach_by(inputs, Goal::Leaves);
+  if (evidence::begins_backward(*checked.op, inputs)) {
+    loss_scale.store(evidence::loss_scale(inputs.front()).all);
+    return reach_by(inputs, Goal::Trains);
+  }
   auto results = tensors_in(call.outputs());
   if (results.empty()) {  // a fused step of an optimizer returns nothing
     for (const std::size_t i : checked.op->written) {
@@ -303,16 +332,22 @@ void Finder::ends(const Thread& thread, const at::RecordFunction& call, watch::P
 }
 
 void Finder::casts(const at::Tensor& source, const at::Tensor& result) {
+  casts_back(report::kNone, source, result);
+}
+
+void Finder::casts_back(report::SiteId site, const at::Tensor& source, const at::Tensor& result) {
   Taint from = taint_of({source});
   if (from.maker == 0 && evidence::not_finite(result).beyond(evidence::not_finite(source))) {
     Nonfinite made;
     made.inner = "cast";
     made.dtype = c10::toString(result.scalar_type());
-    made.finite_in_float32 = true;
     {
       const evidence::OutOfSight out_of_sight;
+      look_at_cast(made, source);
       made.given.push_back(given(source));
     }
+    made.backward = site != report::kNone;
+    if (made.backward) made.site = site_at(site);
     from.maker = add_candidate(watch::this_thread(), &Search::makers, std::move(made));
   }
   if (!from.any()) return;
@@ -325,6 +360,7 @@ void Finder::casts(const at::Tensor& source, const at::Tensor& result) {
 void start_finding() {
   evidence::forget_kernels();
   watch::set_probe(finder());
+  finder().loss_scale.store(1);
   finder().step.store(watch::begin_step());
 }
 

@@ -28,11 +28,17 @@ struct Nonfinite {
   report::Site site;  // the row of the report that it belongs to
   std::string inner;  // the op of the dispatcher: "aten::exp"; "" where no op is known
   bool backward = false;
-  bool nan = false;                // or infinite
-  std::string dtype;               // of the result
-  bool finite_in_float32 = false;  // from the same inputs, or as these are
-  bool from_outside = false;       // it was given such numbers, which no op has made of finite ones
-  bool from_constants = false;     // and they are numbers of Python
+  bool nan = false;    // or infinite
+  std::string dtype;   // of the result
+  bool casts = false;  // a change of dtype alone: the numbers are finite before it
+  // Of the same call in float32, where it was made again: whether its result is finite, or as its
+  // inputs are, and the largest of the finite numbers in it. Of a change of dtype, before it.
+  bool ran_in_float32 = false;
+  bool finite_in_float32 = false;
+  double largest_in_float32 = 0;
+  double loss_scale = 1;        // in a backward pass: what the loss is multiplied by
+  bool from_outside = false;    // it was given such numbers, which no op has made of finite ones
+  bool from_constants = false;  // and they are numbers of Python
   std::vector<GivenTensor> given;
 };
 

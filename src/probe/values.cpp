@@ -125,12 +125,12 @@ bool wait(Off& off) {
       off.inherited || off.format ? report::kNone : off.site,
       [site = off.site, ran = off.ran, passed = off.passed, format = off.format](
           double change, double rounding, bool read) {
-        const auto [pass, loss] = watch::backward_pass();
+        const auto [pass, loss, scale] = watch::backward_pass();
         const report::Change found{.pass = pass,
                                    .loss = loss,
-                                   .ran = ran ? change : 0,
-                                   .low = change,
-                                   .rounding = rounding,
+                                   .ran = ran ? change / scale : 0,
+                                   .low = change / scale,
+                                   .rounding = rounding / scale,
                                    .format = format};
         const std::lock_guard guard(all().mutex);
         for_listeners([&](report::Listener& listener) {
@@ -166,8 +166,8 @@ void watch_readers(const MeasuredCall& context, const std::vector<c10::IValue>& 
   evidence::watch_readers(
       given_tensors(context), tensors_in(results),
       [site = context.site](SiteId maker, double rounding) {
-        const auto [pass, loss] = watch::backward_pass();
-        const report::Change found{.pass = pass, .loss = loss, .rounding = rounding};
+        const auto [pass, loss, scale] = watch::backward_pass();
+        const report::Change found{.pass = pass, .loss = loss, .rounding = rounding / scale};
         const std::lock_guard guard(all().mutex);
         for_listeners([&](report::Listener& listener) { listener.read(maker, site, found); });
       });

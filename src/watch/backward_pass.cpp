@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/fork_safe_mutex.h"
@@ -20,6 +21,9 @@ constexpr std::size_t kMostPasses = 64;
 struct Losses {
   ForkSafeMutex mutex;
   std::map<int, std::uint32_t> of_passes;  // the last ones
+  std::map<int, double> scales;            // of those whose loss has one
+  double next_scale = 1;
+  std::atomic<int> newest{-1};  // torch's engine counts upwards
 };
 
 Losses& losses() { return process_wide<Losses>(); }
@@ -53,20 +57,40 @@ std::uint32_t line_here() {
 
 BackwardPass backward_pass() {
   const int number = running().empty() ? autocast::graph_task() : running().front();
+  const auto found = [number](std::uint32_t loss) {
+    const auto scaled = losses().scales.find(number);
+    return BackwardPass{number, loss, scaled == losses().scales.end() ? 1 : scaled->second};
+  };
   {
     const std::lock_guard guard(losses().mutex);
     const auto known = losses().of_passes.find(number);
-    if (known != losses().of_passes.end()) return {number, known->second};
+    if (known != losses().of_passes.end()) return found(known->second);
   }
   std::uint32_t loss = line_here();
   const std::lock_guard guard(losses().mutex);
   auto& known = losses().of_passes;
   loss = known.try_emplace(number, loss).first->second;
   if (known.size() > kMostPasses) known.erase(known.begin());
-  return {number, loss};
+  return found(loss);
 }
 
-void enter_node() { running().push_back(autocast::graph_task()); }
+void begin_scaled(double scale) {
+  const std::lock_guard guard(losses().mutex);
+  losses().next_scale = scale;
+}
+
+void enter_node() {
+  const int number = autocast::graph_task();
+  running().push_back(number);
+  if (number <= losses().newest.load(std::memory_order_relaxed)) return;
+  const std::lock_guard guard(losses().mutex);
+  if (number <= losses().newest.exchange(number)) return;
+  const double scale = std::exchange(losses().next_scale, 1);
+  if (scale == 1) return;
+  auto& scales = losses().scales;
+  scales.emplace(number, scale);
+  if (scales.size() > kMostPasses) scales.erase(scales.begin());
+}
 
 void leave_node() { running().pop_back(); }
 

@@ -12,11 +12,15 @@ namespace habana_mp::watch {
 struct BackwardPass {
   int number;          // as torch's engine counts them
   std::uint32_t loss;  // the line that has called backward, by number_of(); 0 if it is not known
+  double scale = 1;    // what the loss is multiplied by, as a GradScaler does
 };
 
 // The outermost one: a node may run another, as that of a reentrant checkpoint does. Takes the GIL,
 // so not under a lock.
 BackwardPass backward_pass();
+
+// The next backward pass that begins is of a loss with this scale.
+void begin_scaled(double scale);
 
 // The line of the user's code that this thread is in, by number_of(). Takes the GIL.
 std::uint32_t line_here();

@@ -130,10 +130,10 @@ class ObservesCalls final : public listen::Observer {
     at::Tensor result = cast();
     if (from == to) return result;
     const report::Cast made{from, to, false, bytes_of(gradient, to), start, now_ns() - start};
-    if (Probe* looking = probe_here()) looking->casts(gradient, result);
+    const auto site = static_cast<SiteId>(origin & 0xFFFFFFFFU);
+    if (Probe* looking = probe_here()) looking->casts_back(site, gradient, result);
     const std::lock_guard guard(all().mutex);
     if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return result;
-    const auto site = static_cast<SiteId>(origin & 0xFFFFFFFFU);
     for_listeners([&](report::Listener& listener) { listener.cast_back(site, made); });
     return result;
   }

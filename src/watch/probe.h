@@ -47,6 +47,11 @@ class Probe {
   virtual bool tells_places() const { return false; }
   // A cast of ours, which no op of the dispatcher makes.
   virtual void casts(const at::Tensor&, const at::Tensor&) {}
+  // The same in the backward pass of a call, of which the site is: a gradient goes back to the
+  // dtype of what the call was given.
+  virtual void casts_back(report::SiteId, const at::Tensor& gradient, const at::Tensor& result) {
+    casts(gradient, result);
+  }
   // A node of a backward pass begins.
   virtual void node_begins(const at::RecordFunction&) {}
 };

@@ -100,8 +100,9 @@ def test_evaluation_that_the_policy_misses(tmp_path):
     made.train()
     with pytest.warns(
         UserWarning, match="outside train run in float32, not under the policy 'hmp.edits'. Call them inside"
-    ):
+    ) as warned:
         made.evaluate()
+    assert sum("outside train" in str(each.message) for each in warned) == 1
     assert callback.report.casts() == sum(CASTS.values()) * STEPS
     hmp.convert()
     made.evaluate()

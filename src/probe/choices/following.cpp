@@ -7,8 +7,10 @@
 #include "base/clock.h"
 #include "base/torch_private.h"
 #include "cast/tensors.h"
+#include "evidence/loss_scale.h"
 #include "probe/choices/margins.h"
 #include "probe/choices/twins.h"
+#include "watch/backward_pass.h"
 
 namespace habana_mp::probe {
 namespace {
@@ -27,7 +29,11 @@ void begin(const Frame& frame, const evidence::Op& op, c10::ArrayRef<c10::IValue
            std::unique_ptr<MeasuredCall>& context) {
   const auto tensors = tensors_in(inputs);
   note_saved_tensor_hooks();
-  if (evidence::begins_backward(op, tensors)) reach_loss(tensors.front());
+  if (evidence::begins_backward(op, tensors)) {
+    const double scale = evidence::loss_scale(tensors.front()).by_tensor;
+    reach_loss(tensors.front(), scale);
+    watch::begin_scaled(scale);  // last, as that runs passes of its own
+  }
   const bool chooses = is_choice(op, inputs);
   const auto casts = frame.kind == Frame::Kind::Decided ? frame.cast_tensors : watch::CastTensors();
   auto followed = chooses ? nullptr : follow(op, inputs, casts);

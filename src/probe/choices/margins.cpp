@@ -313,12 +313,12 @@ void note_saved_tensor_hooks() {
   if (torch_private::has_saved_tensor_hooks()) choices().saved_by_hooks = true;
 }
 
-void reach_loss(const at::Tensor& loss) {
+void reach_loss(const at::Tensor& loss, double scale) {
   choices().saved_by_hooks = false;
   const auto twins = twins_of(loss);
   if (!twins) return;
   const OutOfSight out_of_sight;
-  const double change = (twins->otherwise - twins->chosen).sum().item<double>();
+  const double change = (twins->otherwise - twins->chosen).sum().item<double>() / scale;
   reach(watch::line_here(), change * change, *twins->step);
 }
 

@@ -31,7 +31,7 @@ void note_saved_tensor_hooks();
 // have come to them, the listeners hear of the choices before: backward passes of ours say what the
 // numbers that they are made by are off by. They begin at these numbers, add no gradient to any
 // tensor, and do not run where they would run Python or hooks of others.
-void reach_loss(const at::Tensor& loss);
+void reach_loss(const at::Tensor& loss, double scale);
 void reach_outputs(c10::ArrayRef<at::Tensor> outputs, int passes);
 
 void forget_choices();

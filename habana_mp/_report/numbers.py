@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import habana_mp._core as _core
 from habana_mp._report.added import added_counts
-from habana_mp._report.data import Error, Row
+from habana_mp._report.data import Edge, Error, Row
 from habana_mp._report.formats import FORMATS
+from habana_mp._show.units import encodable
 
 OUTPUTS = "outputs"
 
@@ -114,6 +116,21 @@ def not_in_format(row: Row, name: str) -> float:
     """Which part of the calls of a row cannot run in 8 bits."""
     found = row.measured.in_format(name)
     return 1 - min(1.0, found.calls / max(1, row.measured.calls)) if found else 1.0
+
+
+def rounds_nothing(row: Row, low: str) -> bool:
+    error = row.measured.ran
+    return row.runs_in == [low] and error.reference_squares > 0 and error.squares == 0
+
+
+def hands_on(row: Row, edge: Edge, low: str) -> bool:
+    """Whether those that use the result of a row use the argument: of calls in several places it is not known of which. A difference of near numbers
+    rounds nothing, and would if these were not rounded before.
+    """
+    values = row.measured
+    would_round = values.projected_rounding > 0 or any(each.squares_rounding > 0 for each in values.losses)
+    exact = rounds_nothing(row, low) and not would_round and edge.count >= row.calls
+    return exact or not _core.computes(encodable(row.op))
 
 
 def _total(rows: list[Row], loss: str | None, which: Run) -> float:

@@ -1,12 +1,14 @@
 #include "probe/measured_call.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/op_schema.h"
 #include "cast/tensors.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
 #include "scope/regions.h"
+#include "watch/observatory.h"
 
 namespace habana_mp::probe {
 
@@ -42,6 +44,12 @@ bool is_transparent(const Frame& frame, const evidence::Op& op, c10::ArrayRef<c1
     const c10::DispatchKeySet keys = tensor.key_set() & on;
     return !keys.empty() && !op.handle.hasKernelForDispatchKey(keys.highestPriorityTypeId());
   });
+}
+
+bool rounds_by_casts(const Frame& frame, const evidence::Op& op) {
+  if (frame.cast_tensors.empty() || !op.written.empty()) return false;
+  const std::lock_guard guard(watch::all().mutex);
+  return watch::all().sites[frame.call.site].op == without_aten(op.handle.schema().name());
 }
 
 void MeasuredCall::keep(c10::ArrayRef<c10::IValue> given) {

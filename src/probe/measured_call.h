@@ -74,4 +74,7 @@ bool is_transparent(const watch::Frame& frame, const evidence::Op& op);
 bool is_transparent(const watch::Frame& frame, const evidence::Op& op,
                     c10::ArrayRef<c10::IValue> inputs);
 
+// Whether an op that only moves numbers about was cast for, which rounds them.
+bool rounds_by_casts(const watch::Frame& frame, const evidence::Op& op);
+
 }  // namespace habana_mp::probe

@@ -27,7 +27,8 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
                      const report::Measure& measure, report::Values& values,
                      std::vector<Off>& waiting);
 
-// Of a call that rounds nothing: what its arguments are rounded by, as it comes out of it.
+// Of a call that rounds nothing: what its arguments are rounded by, as it comes out of it; or, in
+// `waiting`, what its results would be if these were not rounded before, where that is another.
 void pass_on(const MeasuredCall& context, const std::vector<c10::IValue>& results,
              std::vector<Off>& waiting);
 

@@ -215,7 +215,9 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
     return given_tensors(given);
   };
   const bool reads = measured && !backward && evidence::any_waits(given());
-  if (measured && !backward && op->moves &&
+  const bool decided = frame->kind == Frame::Kind::Decided;
+  const bool casts = decided && rounds_by_casts(*frame, *op);
+  if (measured && !backward && op->moves && !casts &&
       ((reads && op->written.empty()) || has_any_shadow(inputs))) {
     auto moving = std::make_unique<MeasuredCall>();
     moving->op = op;
@@ -225,12 +227,11 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
     ++measuring;
     return moving;
   }
-  if (!op->computing || !evidence::has_floating(inputs)) return nullptr;
+  if (!(op->computing || casts) || !evidence::has_floating(inputs)) return nullptr;
   if (!backward && is_transparent(*frame, *op, inputs)) return nullptr;
   const Unmeasured why = measured ? evidence::why_not_again(*op, inputs) : Unmeasured::Thread;
   // Of others the ops inside are measured. So they are of a recurrent layer that no list has: a
   // list may have these.
-  const bool decided = frame->kind == Frame::Kind::Decided;
   const bool whole = why == Unmeasured::None && (decided || op->why_not == Unmeasured::None);
   if (op->composite && !whole) return nullptr;
   // Without what-ifs only that is measured which ran low.
@@ -265,7 +266,7 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
   if (hands_on(context, call.outputs())) return;
   Values values;
   std::vector<Off> waiting;
-  if (context.op->moves) {
+  if (context.op->moves && context.casts.empty()) {
     add(values, move_shadow(context, call.outputs()));
     if (values.choices != 0) notify(context, values);
     if (context.op->written.empty()) pass_on(context, call.outputs(), waiting);

@@ -91,6 +91,8 @@ class Objective:
         self._rows = report.rows
         losses = losses_of(report.rows)
         passes: dict[str | None, float] = {each.loss: float(each.passes) for each in report.losses or []}
+        sums = max((row.measured.projections for row in report.rows), default=0)
+        self._passes_seen: dict[str | None, float] = passes | {None: float(sums)}
         self._scales: dict[str | None, float] = {each: passes.get(each, 0.0) for each in losses}
         if report.projected_squares or not losses:
             self._scales[None] = report.projected_squares or 0.0
@@ -124,6 +126,13 @@ class Objective:
     def full_name(self, loss: str) -> str:
         """``the loss``, ``the outputs``, or where there are several losses ``the loss of gan.py:41``."""
         return self.names[loss] if loss == OUTPUTS or self._losses < 2 else f"the loss of {self.names[loss]}"
+
+    def off_by(self, loss: str | None = None) -> float:
+        """Which part of the error of a loss, or of "outputs", may be chance: it is the mean over so many passes. Of none: the largest of all."""
+        counts = [
+            self._passes_seen.get(None if each == OUTPUTS else each, 0.0) for each in ([loss] if loss else self.names)
+        ]
+        return max((1 / math.sqrt(2 * max(1.0, count)) for count in counts), default=1.0)
 
     @property
     def _losses(self) -> int:

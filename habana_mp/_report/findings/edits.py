@@ -360,6 +360,11 @@ class _Sequence:
         now, then = together(before), together(after)
         if abs(then - now) < 0.001 * now:
             return f"would leave the error of {self._objective.what} at {now:.2g}"
+        if abs(then - now) <= (off_by := self._objective.off_by()) * now:
+            return (
+                f"would leave the error of {self._objective.what} about as it is ({self._change_of(before, after)}, "
+                f"both off by {share(off_by, 1.0)} or so)"
+            )
         verb = "raise" if then > now else "reduce"
         return f"would {verb} the error of {self._objective.what} ({self._change_of(before, after)})"
 

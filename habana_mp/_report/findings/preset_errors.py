@@ -13,6 +13,7 @@ from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.findings.unknown import may_flip, why_no_shares
 from habana_mp._report.formats import FORMATS
+from habana_mp._show.units import share
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu", "torch-cuda")  # in a head; the last one is float16's
 _OF_METRICS = "argmax"  # mostly of an accuracy, on which nothing depends; the advice has it
@@ -70,14 +71,20 @@ def invitation(report: Report) -> str:
 
 @dataclass(frozen=True)
 class Foretold:
-    """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names. ``choosing`` are ops that
-    may choose otherwise than in float32, and what follows from that is in no number here.
+    """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names. ``off_by`` is which part of
+    these errors may be chance. ``choosing`` are ops that may choose otherwise than in float32, and what follows from that is in no number here.
     """
 
     what: str
     error: float
+    off_by: float
     presets: dict[str, float]
     choosing: tuple[str, ...]
+
+    @property
+    def exact(self) -> str:
+        """``± 25 %``."""
+        return f"± {share(self.off_by, 1.0)}"
 
     @property
     def without(self) -> str:
@@ -94,7 +101,11 @@ def foretold(report: Report) -> list[Foretold]:
     choosing = tuple(sorted({row.op for row in flipping if row.op != _OF_METRICS}))
     return [
         Foretold(
-            objective.full_name(loss), error, {name: found[name][loss] for name in COMPARED if name in found}, choosing
+            objective.full_name(loss),
+            error,
+            objective.off_by(loss),
+            {name: found[name][loss] for name in COMPARED if name in found},
+            choosing,
         )
         for loss, error in objective.errors().items()
     ]

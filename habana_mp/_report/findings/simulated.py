@@ -18,11 +18,11 @@ import habana_mp._core as _core
 from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
-from habana_mp._report.data import Edge, Report, Row
+from habana_mp._report.data import Edge, Report
 from habana_mp._report.errors.objective import Left, Lowered, Rounded
 from habana_mp._report.findings.times import Times
 from habana_mp._report.formats import FORMATS
-from habana_mp._report.numbers import Run
+from habana_mp._report.numbers import Run, hands_on, rounds_nothing
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"
@@ -86,6 +86,7 @@ class Simulation:
         rows = [*enumerate(self._rows)]
         self._in_place = frozenset(number for number, row in rows if is_in_place(row.op))
         self._by_first_now = self._in_place.union(number for number, row in rows if row.decision == "first input")
+        self._norms = frozenset(each for each, row in rows if row.op == "rms_norm" or _core.is_norm(encodable(row.op)))
         self._inside = dict(self._looked_into())
 
     def effect(
@@ -97,7 +98,7 @@ class Simulation:
         ``by_first``: those of rows in no list that take the dtype of their first argument; by default as they did.
         """
         casts, in_casts = 0, 0.0
-        self._by_first = self._by_first_now if by_first is None else by_first
+        self._by_first = self._norms.union(self._by_first_now if by_first is None else by_first)
         hidden = {row for number, inside in self._inside.items() if listed.get(number) == _WIDE for row in inside}
         formats = {
             row: name
@@ -124,7 +125,7 @@ class Simulation:
             # Of inference alone: where weights require gradients no call is in 8 bits.
             in_casts + ops + in_formats,
             {row: self._left(row, moved, listed, following) for row in wide if not self._stays_low_inside(row, moved)}
-            | dict(self._left_inside(moved)),
+            | dict(self._left_inside(moved, listed)),
             {
                 row: Lowered(1.0 if row in listed else 1 - self._wide_part(row, moved), self._read_low(row, moved))
                 for row, to in moved.items()
@@ -159,10 +160,10 @@ class Simulation:
             if all(moved.get(row) == _WIDE for row in self._kept_low(inside))
         ]
 
-    def _left_inside(self, moved: dict[int, str]) -> Iterator[tuple[int, Left]]:
+    def _left_inside(self, moved: dict[int, str], listed: Mapping[int, str]) -> Iterator[tuple[int, Left]]:
         for number in self._wide_inside(moved):
             yield from ((row, Left()) for row in self._inside[number])
-            yield number, Left(rounded=self._rounded(number, moved)) if number in moved else Left()
+            yield number, Left(rounded=self._rounded(number, moved, listed)) if number in moved else Left()
 
     def _stays_low_inside(self, number: int, moved: Mapping[int, str]) -> bool:
         """Whether a list keeps something inside of a row low: attention in float32 with its ``matmul`` in a list."""
@@ -176,7 +177,7 @@ class Simulation:
     def _followed_edges(self, number: int) -> list[Edge]:
         """The arguments whose dtype a row takes that no list decides about: beside others one without dimensions does not count."""
         edges = self._edges.get(number, [])
-        first = [edge for edge in edges if edge.first] if number in self._by_first else []
+        first = [edge for edge in edges if edge.first and number in self._by_first]
         return first or [edge for edge in edges if not edge.zero_dim] or edges
 
     def under(self, policy: Policy) -> Effect:
@@ -202,8 +203,10 @@ class Simulation:
                 following.add(number)
         return self.effect(listed, following, by_first)
 
-    def _left(self, number: int, moved: dict[int, str], listed: Collection[int], following: Collection[int]) -> Left:
-        rounded = self._rounded(number, moved)
+    def _left(self, number: int, moved: dict[int, str], listed: Mapping[int, str], following: Collection[int]) -> Left:
+        unrounded = any(edge.maker in moved and edge.dtype == self._low for edge in self._edges.get(number, []))
+        still_exact = rounds_nothing(self._rows[number], self._low) and not unrounded
+        rounded = Rounded() if still_exact else self._rounded(number, moved, listed)
         if number in listed:
             return Left(rounded=rounded)
         # Of a row that follows its inputs those calls alone move that are given something in float32, if by an earlier call of the row.
@@ -215,36 +218,40 @@ class Simulation:
         part = min(1.0, wide / max(1, calls))
         return Left(1 - part, part, rounded)
 
-    def _rounded(self, number: int, moved: dict[int, str]) -> Rounded:
+    def _rounded(self, number: int, moved: dict[int, str], listed: Mapping[int, str]) -> Rounded:
         """Who casts the float32 results of a row back to the low dtype."""
         if self._is_cast_on_the_way(number, moved):
             users = self._users[number]
             every = {edge.row for edge in users} | self._read_by.get(number, set())
             return Rounded(dict.fromkeys(every, 1.0), {edge.row: edge.count for edge in users})
-        return self._readers(number, moved, lambda row: moved.get(row, self._wanted(row, moved)) == self._low)
+        to = {**listed, **moved}
+        # What was in float32 as it ran has been cast then, too: that is an error of those that read it.
+        return self._readers(
+            number, moved, lambda row, was: was != _WIDE and (to.get(row) or self._wanted(row, moved)) == self._low
+        )
 
     def _read_low(self, number: int, moved: dict[int, str]) -> Rounded:
         """Who uses the results of a row in the low dtype."""
+        lows = (self._low, [self._low])
         return self._readers(
-            number,
-            moved,
-            lambda row: row != number and (moved.get(row) or self._rows[row].runs_in) in (self._low, [self._low]),
+            number, moved, lambda row, _: row != number and (moved.get(row) or self._rows[row].runs_in) in lows
         )
 
     def _readers(
         self,
         number: int,
         moved: dict[int, str],
-        rounds: Callable[[int], bool],
+        rounds: Callable[[int, str], bool],
         behind: dict[int, Rounded] | None = None,
     ) -> Rounded:
-        """Who uses a result. Relu and the like hand its numbers on as they are: those that use theirs count."""
+        """Who uses a result, by rows and the dtypes that they were given. Relu and the like hand its numbers on as they are: those that use theirs count."""
         behind = {} if behind is None else behind  # by those that hand on: each is looked at once
         parts: dict[int, float | Rounded] = {}
+        rounded: Counter[int] = Counter()
         counts: Counter[int] = Counter()
         for edge in self._users.get(number, []):
             user = edge.row
-            if user in moved and self._hands_on(self._rows[user], edge):
+            if user in moved and hands_on(self._rows[user], edge, self._low):
                 if user not in behind:
                     behind[user] = Rounded()  # of a circle
                     behind[user] = self._readers(user, moved, rounds, behind)
@@ -252,16 +259,11 @@ class Simulation:
                     continue
                 parts[user] = behind[user]
             else:
-                parts[user] = float(rounds(user))
+                rounded[user] += edge.count if rounds(user, edge.dtype) else 0
             counts[user] += edge.count
+        parts |= {user: count / counts[user] for user, count in rounded.items() if user not in parts}
         inside = self._read_by.get(number, set()) - parts.keys() - {-1}
-        return Rounded(parts | {reader: float(rounds(reader)) for reader in inside}, counts)
-
-    def _hands_on(self, row: Row, edge: Edge) -> bool:
-        """Whether those that use the result of a row use the argument: of calls in several places it is not known of which."""
-        error = row.measured.ran
-        rounds_nothing = row.runs_in == [self._low] and error.reference_squares > 0 and error.squares == 0
-        return (rounds_nothing and edge.count >= row.calls) or not _core.computes(encodable(row.op))
+        return Rounded(parts | {reader: float(rounds(reader, self._low)) for reader in inside}, counts)
 
     def _moved(
         self, listed: Mapping[int, str], following: Collection[int] = (), hidden: Collection[int] = ()

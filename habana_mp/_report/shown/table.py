@@ -111,7 +111,7 @@ def _under_presets(report: Report) -> str:
     lines = []
     for each in foretold(report):
         under = ", ".join(f"{name} {error:.2g}" for name, error in each.presets.items())
-        error = f"error of {each.what} {each.error:.2g}" + (f", {each.without}" if each.without else "")
+        error = f"error of {each.what} {each.error:.2g} {each.exact}" + (f", {each.without}" if each.without else "")
         lines.append(error + (f"; foretold: {under}" if under else ""))
     return "".join(f"\n{printable(line)}" for line in lines or [invitation(report)] if line)
 

@@ -121,6 +121,21 @@ def test_edits_into_8_bits_are_a_sequence_of_their_own(per, low) -> None:
     assert [edit.text for edit in low.edits(per)] == [edit.text for edit in measured("balanced", ()).edits(per)]
 
 
+def test_a_change_within_what_the_estimate_is_off_by_has_no_sign() -> None:
+    net, words = made()
+    with hmp.autocast("cpu", policy="balanced"), hmp.report(values=True, formats=BOTH) as report:
+        report.project(net(words))
+    before, found = report.errors()["outputs"], {}
+    for edit in report.edits("module", formats=BOTH):
+        assert edit.error_after is not None
+        found[edit.text] = abs(edit.error_after - before) <= 0.25 * before
+        assert ("about as it is" in edit.why or "would leave" in edit.why) == found[edit.text], edit.why
+        assert ("would raise" in edit.why) == (not found[edit.text]), edit.why
+        before = edit.error_after
+    assert {*found.values()} == {True, False}
+    assert f"error of the outputs {report.errors()['outputs']:.2g} ± 25 %" in str(report)
+
+
 def test_changes_of_a_loss() -> None:
     report = measured(WIDE, loss=True)
     (loss,) = report.errors()

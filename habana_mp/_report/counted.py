@@ -63,6 +63,7 @@ def report_of_counts(
         seconds=seconds,
         op_seconds=sum(row.seconds for row in rows),
         backward_seconds=counted["backward_seconds"],
+        backward_raised=counted["backward_raised"],
         optimizer_seconds=counted["optimizer_seconds"],
         cast_seconds=sum(row.all_cast_seconds for row in rows),
         casts=sum(cast.count for cast in casts),

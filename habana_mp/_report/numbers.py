@@ -9,7 +9,7 @@ from typing import Literal
 
 import habana_mp._core as _core
 from habana_mp._report.added import added_counts
-from habana_mp._report.data import Edge, Error, Row
+from habana_mp._report.data import Edge, Error, Report, Row
 from habana_mp._report.formats import FORMATS
 from habana_mp._show.units import encodable
 
@@ -76,10 +76,14 @@ def saw_backward(rows: Iterable[Row]) -> bool:
     return bool(losses_of(rows)) or any(row.measured.projections for row in rows)
 
 
-def shares_known(rows: Iterable[Row]) -> bool:
+def is_all_seen(report: Report) -> bool:
+    """Whether all that may round was seen, and its backward passes came to their ends: else no error of a loss is known."""
+    return not (report.compiled or report.backward_raised)
+
+
+def shares_known(report: Report) -> bool:
     """Whether it is known which op makes the error: not without a backward pass, nor where the loss or its gradients are not finite."""
-    rows = [*rows]
-    return share(rows, rows) > 0
+    return is_all_seen(report) and share(report.rows, report.rows) > 0
 
 
 def change_of(rows: Iterable[Row], which: Run = "ran") -> Callable[[Row], float]:

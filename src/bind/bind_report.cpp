@@ -303,6 +303,7 @@ py::dict values(const report::Report& report) {
     worth.append(py::dict("loss"_a = name_or_outputs(loss), "squares"_a = known.squares,
                           "otherwise"_a = known.otherwise));
   result["choices_worth"] = worth;
+  result["backward_raised"] = now.report.backward_raised();
   result["backward_seconds"] = seconds(now.report.backward_ns());
   result["bytes"] = now.report.bytes();
   return result;

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 #include "cast/by_memory.h"
 #include "evidence/rerun.h"
 
@@ -37,6 +39,25 @@ struct Shadows {
 
 Shadows& shadows() { return process_wide<Shadows>(); }
 
+// With the lock.
+Shadow* known_shadow(const at::Tensor& tensor, Throughout dtype) {
+  Shadow* shadow = shadows().of(dtype).find(tensor);
+  const bool same = shadow != nullptr && shadow->numbers.defined() &&
+                    shadow->version == version_of(tensor) && shadow->dtype == tensor.scalar_type();
+  return same ? shadow : nullptr;
+}
+
+// CheckpointFunction of torch, DeepSpeed, Megatron-LM and fairscale.
+bool is_checkpoint(std::string_view function) {
+  return function.find("heckpoint") != std::string_view::npos;
+}
+
+// Of all of the memory, those of a tensor.
+at::Tensor part_of(const at::Tensor& numbers, const at::Tensor& tensor) {
+  const OutOfSight out_of_sight;
+  return numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+}
+
 }  // namespace
 
 std::int64_t version_of(const at::Tensor& tensor) {
@@ -44,22 +65,31 @@ std::int64_t version_of(const at::Tensor& tensor) {
 }
 
 at::Tensor shadow_of(const at::Tensor& tensor, Throughout dtype, report::SiteId* origin) {
-  // What a function of autograd makes has no gradients inside and requires one outside: a
-  // checkpoint runs again, and its errors count there.
   if (tensor.requires_grad()) return {};
   at::Tensor numbers;
   {
     const std::lock_guard guard(shadows().mutex);
-    const Shadow* shadow = shadows().of(dtype).find(tensor);
-    if (shadow == nullptr || !shadow->numbers.defined() || shadow->version != version_of(tensor) ||
-        shadow->dtype != tensor.scalar_type()) {
-      return {};
-    }
+    const Shadow* shadow = known_shadow(tensor, dtype);
+    if (shadow == nullptr) return {};
     if (origin != nullptr) *origin = shadow->origin;
     numbers = shadow->numbers;
   }
-  const OutOfSight out_of_sight;
-  return numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return part_of(numbers, tensor);
+}
+
+at::Tensor take_shadow(const at::Tensor& tensor, Throughout dtype, report::SiteId& origin) {
+  if (!tensor.requires_grad() || tensor.is_leaf()) return {};
+  at::Tensor numbers;
+  {
+    const std::lock_guard guard(shadows().mutex);
+    Shadow* shadow = known_shadow(tensor, dtype);
+    if (shadow == nullptr || is_checkpoint(tensor.grad_fn()->name())) return {};
+    origin = shadow->origin;
+    shadows().numbers -= shadow->size();
+    numbers = std::move(shadow->numbers);
+    shadow->numbers.reset();
+  }
+  return part_of(numbers, tensor);
 }
 
 void keep_shadow(const at::Tensor& tensor, Throughout dtype, const at::Tensor& numbers,

@@ -18,6 +18,11 @@ enum class Throughout : std::uint8_t { Float32, Low };
 // site that has made most of what the tensor is off by.
 at::Tensor shadow_of(const at::Tensor& tensor, Throughout dtype, report::SiteId* origin = nullptr);
 
+// The same of what a function of autograd has returned: no gradient comes to the numbers inside,
+// and one comes to these. They are forgotten here. Not of a checkpoint, which runs again with
+// gradients, so that its errors count there.
+at::Tensor take_shadow(const at::Tensor& tensor, Throughout dtype, report::SiteId& origin);
+
 // `before`: the version of the tensor before it was written to, where it was. What else lies in its
 // memory keeps the shadow that it had then.
 void keep_shadow(const at::Tensor& tensor, Throughout dtype, const at::Tensor& numbers,

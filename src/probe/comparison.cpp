@@ -228,6 +228,9 @@ void Comparer::ended(RunningCall& running, const std::vector<c10::IValue>& resul
     first = pairing_->first();
     found = pairing_->pair(running.number, call, site);
   }
+  std::vector<Off> returned;
+  leave_functions(running.arguments, returned);
+  for (Off& off : returned) wait(std::move(off));
   const bool shadowed = !call.backward && is_shadowed(running);
   if (shadowed && running.op->moves) move_shadow(running, results);
   if (found.match == kNoCall) return;

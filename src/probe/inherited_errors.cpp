@@ -125,7 +125,8 @@ void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IVal
                         const std::vector<evidence::Compared>& lowered, std::vector<Off>& waiting) {
   if (context.backward) return;
   const bool constant = !requires_gradient(tensors_in(results));
-  if (constant && requires_gradient(tensors_in(context.arguments))) return;  // weights, in no_grad
+  const bool weights = requires_gradient(tensors_in(context.arguments));
+  if (constant && weights && !context.in_function) return;  // in no_grad
   if (!any_shadow(context.arguments, context.casts, Throughout::Low)) {
     if (!constant) return;
     for (const auto& [result, low] : lowered)
@@ -174,6 +175,27 @@ void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IVal
     const at::Tensor low = own ? numbers.to(lowered[i].other.scalar_type()) : numbers;
     evidence::keep_shadow(pairs[i].result, Throughout::Low, evidence::in_float32(low),
                           here > before ? context.site : origin, context.before);
+  }
+}
+
+void leave_functions(c10::ArrayRef<c10::IValue> arguments, std::vector<Off>& waiting) {
+  for (const at::Tensor& made : tensors_in(arguments)) {
+    if (!made.defined() || !made.requires_grad() || made.is_leaf()) continue;
+    for (const Throughout dtype : {Throughout::Float32, Throughout::Low}) {
+      SiteId origin = report::kNone;
+      const at::Tensor other = evidence::take_shadow(made, dtype, origin);
+      if (!other.defined()) continue;
+      const evidence::OutOfSight out_of_sight;
+      const bool off = dtype == Throughout::Float32;
+      const at::Tensor ran = evidence::in_float32(made.detach());
+      evidence::Difference difference;
+      evidence::error_of(off ? ran : other, off ? other : ran, &difference.numbers);
+      // What is left of it where the op inside is in float32, and those that use the result are
+      // not.
+      if (off && made.scalar_type() != at::kFloat)
+        evidence::error_of(other.to(made.scalar_type()), other, &difference.rounding);
+      waiting.push_back({made, std::move(difference), origin, off, true});
+    }
   }
 }
 

@@ -29,6 +29,10 @@ evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c1
 void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                         const std::vector<evidence::Compared>& lowered, std::vector<Off>& waiting);
 
+// Of what functions of autograd have returned, where a call is given it first: it is off by what
+// was made inside of them, where no gradient comes to.
+void leave_functions(c10::ArrayRef<c10::IValue> arguments, std::vector<Off>& waiting);
+
 // Of an op that moves numbers about, or chooses by them: the shadow of what it was given goes with
 // them.
 evidence::Flips move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results);

@@ -29,6 +29,7 @@ struct MeasuredCall : watch::ProbedCall {
   // The sequence number of the first node of autograd that it may make.
   std::uint64_t nodes = at::sequence_number::peek();
   bool backward = false;
+  bool in_function = false;                  // of autograd, to whose results a gradient comes
   bool chooses = false;                      // it is a choice: probe/choices/margins.h
   bool aside = false;                        // it is here to be followed alone
   std::unique_ptr<FollowedCall> followed{};  // null where it is not

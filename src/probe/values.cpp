@@ -252,6 +252,7 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   context->site = frame->call.site;
   context->epoch = thread.epoch;
   context->backward = backward;
+  context->in_function = std::ranges::any_of(thread.frames, &Frame::function);
   if (hides(*context)) ++measuring;
   context->start = now_ns();
   return context;
@@ -308,6 +309,11 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
 std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
                                                      const at::RecordFunction& call) {
   const bool inside = on_this_thread().measuring > 0;
+  if (!inside && is_measured_thread()) {
+    std::vector<Off> waiting;
+    leave_functions(call.inputs(), waiting);
+    for (Off& off : waiting) wait(off);
+  }
   auto context = begin_measured(thread, call);
   if (inside || !may_be_followed(call) || !what_to_measure().errors || !is_measured_thread())
     return context;

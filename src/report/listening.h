@@ -69,7 +69,7 @@ class Listener {
   // A graph that torch.compile has compiled has begun, by the number that it has there ("0/1").
   virtual void compiled_ran(const std::string& /*graph*/) {}
   // A backward pass has ended.
-  virtual void backward_ended(std::uint64_t /*ns*/) {}
+  virtual void backward_ended(std::uint64_t /*ns*/, bool /*raised*/) {}
   // A call of the site has undone the cast that the path began with; `ns`: of both casts.
   virtual void cast_undone(PathId /*path*/, SiteId /*site*/, std::uint64_t /*ns*/) {}
   // A call of the site has cast a tensor for the `times`th time, unchanged, to the same dtype.

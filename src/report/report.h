@@ -105,7 +105,10 @@ class Report final : public Listener {
   void measured(SiteId site, const Values& values) override;
   void changed(SiteId site, const Change& change) override;
   void read(SiteId maker, SiteId reader, const Change& change) override;
-  void backward_ended(std::uint64_t ns) override { backward_ns_ += is_aside() ? 0 : ns; }
+  void backward_ended(std::uint64_t ns, bool raised) override {
+    backward_ns_ += is_aside() ? 0 : ns;
+    backward_raised_ += raised;
+  }
   void compiled_ran(const std::string& graph) override;
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
   void cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& cast,
@@ -170,6 +173,7 @@ class Report final : public Listener {
   const std::map<std::string, std::uint64_t>& compiled() const { return compiled_; }
   std::uint64_t optimizer_ns() const { return optimizer_ns_; }  // of ops in steps of optimizers
   std::uint64_t backward_ns() const { return backward_ns_; }
+  std::uint64_t backward_raised() const { return backward_raised_; }
   std::size_t bytes() const;  // that all of it takes, about
 
  private:
@@ -197,7 +201,8 @@ class Report final : public Listener {
   std::vector<Moment> moments_;
   std::uint64_t stride_ = 1;
   std::uint64_t seen_ = 0;
-  std::uint64_t backward_ns_ = 0;  // of backward passes, casts included
+  std::uint64_t backward_raised_ = 0;  // nodes
+  std::uint64_t backward_ns_ = 0;      // of backward passes, casts included
   std::uint64_t optimizer_ns_ = 0;
   std::map<Given, Edge> edges_;
   std::map<PingPongKey, PingPong> ping_pong_;

@@ -24,6 +24,7 @@ struct Frame {
   Kind kind;
   bool shown = false;
   bool hides = true;
+  bool function = false;    // of autograd, to whose results a gradient comes
   std::uint64_t epoch = 0;  // of the site
   report::Call call{};
   DType runs_in = DType::Other;  // as a rule says

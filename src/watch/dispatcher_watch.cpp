@@ -156,7 +156,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   } else if (thread.hidden > 0 || is_traced(call)) {
     push(thread, {.kind = Frame::Kind::Dispatched});
   } else if (!is_op(call)) {
-    push(thread, {.kind = Frame::Kind::Dispatched, .hides = false});
+    push(thread, {.kind = Frame::Kind::Dispatched, .hides = false, .function = true});
   } else {
     begin_shown(thread, call);
   }
@@ -191,9 +191,10 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext* kept) {
   const Frame frame = pop(thread);
   if (frame.kind == Frame::Kind::Backward && thread.hidden == 0) {
     const std::uint64_t lasted = now_ns() - frame.start, aside = aside_ns() - frame.aside_ns;
+    const bool raised = std::uncaught_exceptions() > 0;  // the node, or a hook
     const std::lock_guard guard(all().mutex);
     for_listeners([&](report::Listener& listener) {
-      listener.backward_ended(lasted > aside ? lasted - aside : 0);
+      listener.backward_ended(lasted > aside ? lasted - aside : 0, raised);
     });
   }
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));

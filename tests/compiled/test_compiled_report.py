@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
 LISTS = {"lower": ["mul", "linear"], "fp32": ["softmax"]}
 EXACT = hmp.Policy.from_ops(**LISTS, name="mine")
 FUSED = hmp.Policy.from_ops(**LISTS, compiled="fused", name="mine")
-WHY = 'the step is compiled, and a report does not see the ops of compiled code: run it under torch.compiler.set_stance("force_eager")'
+WHY = 'compiled code ran, and a report does not see what it rounds: run the step under torch.compiler.set_stance("force_eager")'
 
 
 def function(x, y):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 import habana_mp._core as _core
 from habana_mp._autocast.module_lines import lines_of
 from habana_mp._evidence.tune.choice import policy_of
@@ -62,6 +64,8 @@ class Search:
         wide = Policy.from_ops(rest="fp32", low_dtype=self._base.low_dtype, name="float32")
         as_start = self._others == "start"
         measured, backward = self._runs.report(self._base if as_start else wide, values=True, formats=self._formats)
+        # Its edits are candidates that are run, so that compiled code beside them leaves them what they are.
+        measured = structs.replace(measured, compiled=[])
         if self._formats and backward:
             raise ValueError(
                 f"{' and '.join(self._formats)} are for inference, and the step calls backward: return its outputs, or leave these formats out"

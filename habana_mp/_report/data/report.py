@@ -289,6 +289,10 @@ class Report(Totals, frozen=True, kw_only=True):
         Count,
         "How many tensors forked processes cast in the time of the block, such as the workers of a DataLoader. They are in no other count.",
     ] = 0
+    backward_raised: Annotated[
+        Count,
+        "How many nodes of backward passes raised an error. What these passes did not reach has no part in any error.",
+    ] = 0
     low_dtype: Annotated[
         Literal["bfloat16", "float16"] | UnsetType,
         Adds.FIRST,

@@ -14,7 +14,7 @@ from habana_mp._report.data import Read, Report
 from habana_mp._report.errors.choices import Choices
 from habana_mp._report.errors.passes import Passes, Weights
 from habana_mp._report.formats import FORMATS
-from habana_mp._report.numbers import OUTPUTS, Run, losses_of, not_in_format, squares
+from habana_mp._report.numbers import OUTPUTS, Run, is_all_seen, losses_of, not_in_format, squares
 
 _ALL = -1  # readers
 _LEAST = 0.01  # of the squares of errors that cancel
@@ -88,7 +88,7 @@ class Objective:
     """
 
     def __init__(self, report: Report) -> None:
-        self._rows = report.rows
+        self._rows, self._all_seen = report.rows, is_all_seen(report)
         losses = losses_of(report.rows)
         passes: dict[str | None, float] = {each.loss: float(each.passes) for each in report.losses or []}
         sums = max((row.measured.projections for row in report.rows), default=0)
@@ -140,7 +140,7 @@ class Objective:
 
     @property
     def known(self) -> bool:
-        return all(self._scales.values())
+        return self._all_seen and all(self._scales.values())
 
     @property
     def what(self) -> str:

@@ -63,10 +63,11 @@ def _of_compiled(report: Report) -> Iterator[Advice]:
     """One line on what no row has."""
     if report.compiled:
         calls = sum(graph.calls for graph in report.compiled)
-        casts = sum(cast.count for graph in report.compiled for cast in graph.casts)
+        known = all(graph.rounds != "unknown" for graph in report.compiled)
+        casts = counted(sum(cast.count for graph in report.compiled for cast in graph.casts), "cast")
         yield Advice(
             'compiled code ran, and its ops are no rows here: to see them, run the step under torch.compiler.set_stance("force_eager")',
-            f"{counted(len(report.compiled), 'graph')} of torch.compile with {counted(casts, 'cast')} ran {counted(calls, 'time')}",
+            f"{counted(len(report.compiled), 'graph')} of torch.compile with {casts if known else 'casts that are not known'} ran {counted(calls, 'time')}",
         )
 
 
@@ -146,6 +147,8 @@ def _of_uneven(report: Report) -> Iterator[Advice]:
 
 def _of_errors(report: Report, found: list[Edit]) -> Iterator[Advice]:
     yield from (of_edit(each) for each in found if not each.lost)
+    if report.compiled:  # the first line
+        return
     if not found and (is_outside(report) or any(row.measured.calls for row in report.rows)):
         yield Advice(*no_edit(report))
 

@@ -97,7 +97,7 @@ def beginning(report: Report, found: Sequence[Edit]) -> Beginning | None:
     after_all = _errors_after(wide[taken - 1], now) if taken else {}
     errors = tuple((objective.full_name(loss), now[loss], error) for loss, error in after_all.items())
     taken_edits = (*lost, *wide[:taken])
-    rounding, all_seen = tuple(_still_rounding(report, taken_edits)), not (report.compiled or report.forked_casts)
+    rounding, all_seen = tuple(_still_rounding(report, taken_edits)), not report.forked_casts
     return Beginning(taken_edits, errors, seconds_of_steps(report), rounding, all_seen)
 
 

@@ -9,7 +9,15 @@ from msgspec import structs
 import habana_mp._core as _core
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Error, Report, Row
-from habana_mp._report.numbers import LocalError, change_of, local_error, losses_of, saw_backward, why_unmeasured
+from habana_mp._report.numbers import (
+    LocalError,
+    change_of,
+    is_all_seen,
+    local_error,
+    losses_of,
+    saw_backward,
+    why_unmeasured,
+)
 from habana_mp._show.units import encodable
 
 Why = tuple[str, str]
@@ -19,8 +27,8 @@ _CHOOSE = frozenset(["topk", "argmax", "argmin", "sort", "argsort", "multinomial
 OUTSIDE = "no policy was in force"
 _NO_OP = "no op was seen", "the report sees eager calls, in the process that it was made in"
 _COMPILED = (
-    "the step is compiled, and a report does not see the ops of compiled code",
-    'run it under torch.compiler.set_stance("force_eager")',
+    "compiled code ran, and a report does not see what it rounds",
+    'run the step under torch.compiler.set_stance("force_eager")',
 )
 _NO_POLICY = (
     f"{OUTSIDE}, so no list has an effect",
@@ -29,6 +37,10 @@ _NO_POLICY = (
 _NO_BACKWARD = (
     "no backward pass was seen, so it is not known which op makes the error",
     "call backward in the block of the report, or report.project(outputs), with gradients on",
+)
+_RAISED = (
+    "a backward pass raised an error before its end, so it is not known which op makes the error",
+    "open the report round steps whose backward passes come to their ends",
 )
 _NOT_FINITE = (
     "the loss or its gradients are not finite or are zero, so it is not known which op makes the error",
@@ -48,8 +60,8 @@ _INSIDES_WIDE = "it cannot run once more, and the ops inside it, which were meas
 
 
 def is_outside(report: Report) -> bool:
-    """Whether something ran, and no policy was in force in any call."""
-    return bool(report.rows) and not _has_policy(report)
+    """Whether something ran, and no policy was in force in any call. It may have been in compiled code."""
+    return bool(report.rows) and not _has_policy(report) and not report.compiled
 
 
 def no_op(report: Report) -> Why:
@@ -57,13 +69,20 @@ def no_op(report: Report) -> Why:
     return _COMPILED if report.compiled else _NO_OP
 
 
+def why_not_all(report: Report) -> Why | None:
+    """Where a part of what may round was not seen: whatever the ops that were seen add up to, it is not the error."""
+    if is_all_seen(report):
+        return None
+    return _COMPILED if report.compiled else _RAISED
+
+
 def why_no_edit(report: Report) -> Why | None:
     """Of a report in which ``edits`` finds none."""
     if not report.rows:
         return no_op(report)
-    if not _has_policy(report):
-        return _COMPILED if report.compiled else _NO_POLICY
-    return _COMPILED if report.compiled and not _is_measured_low(report) else why_no_shares(report.rows)
+    if why := why_not_all(report):
+        return why
+    return why_no_shares(report.rows) if _has_policy(report) else _NO_POLICY
 
 
 def why_nothing(report: Report) -> Why | None:
@@ -72,7 +91,9 @@ def why_nothing(report: Report) -> Why | None:
         return no_op(report)
     # Low tensors of the program's own, and what torch.autocast casts, need no policy.
     low = any(_ran_low(row) or row.unmeasured for row in report.rows)
-    return None if low or _errors(report.rows, "ran") or _has_policy(report) else _NO_POLICY
+    if low or _errors(report.rows, "ran") or _has_policy(report):
+        return None
+    return _COMPILED if report.compiled else _NO_POLICY
 
 
 def why_no_shares(rows: list[Row]) -> Why | None:
@@ -85,6 +106,8 @@ def why_no_shares(rows: list[Row]) -> Why | None:
 
 def why_no_share(report: Report, *, what_if: bool, of_loss: bool) -> Why | None:
     """Why no op has a share, or with ``of_loss`` no change of the loss. Where all that ran is known to be exact, each op has 0."""
+    if report.rows and (unseen := why_not_all(report)):
+        return unseen
     rows, why = report.rows, why_nothing(report)
     if why and not (what_if and report.rows):
         return why
@@ -131,10 +154,6 @@ def unmeasured(report: Report) -> Iterator[Why]:
             why := why_no_error(report, group, "ran")
         ):
             yield why
-
-
-def _is_measured_low(report: Report) -> bool:
-    return any(row.values for row in report.rows if row.policy)
 
 
 def _has_policy(report: Report) -> bool:

@@ -42,7 +42,7 @@ def scalars(report: Report) -> dict[str, float]:
         "casts/backward": float(report.backward_casts),
         "casts/share_of_time": report.cast_seconds / report.seconds if report.seconds else 0.0,
     }
-    with_shares = shares_known(report.rows)
+    with_shares = shares_known(report)
     for op, error in known_errors(report).items():
         found[f"error/{op}"] = float(error)
         if with_shares:

@@ -79,7 +79,7 @@ class OpCalls(Short):
 def op_calls(report: Report) -> Iterator[OpCalls]:
     """Of all rows, in their order."""
     size = change_of(report.rows)
-    whole = sum(map(size, report.rows)) if shares_known(report.rows) else 0.0
+    whole = sum(map(size, report.rows)) if shares_known(report) else 0.0
     measured = bool(report.low_dtype) and why_nothing(report) is None
     for row in report.rows:
         known = measured and why_no_error(report, [row], "ran") is None

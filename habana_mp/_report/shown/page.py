@@ -19,8 +19,8 @@ from habana_mp._report.findings.advice import of_edit
 from habana_mp._report.findings.beginning import beginning, how_to_try
 from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.preset_errors import foretold, invitation
-from habana_mp._report.findings.unknown import OUTSIDE, is_outside
-from habana_mp._report.numbers import change_of, local_error
+from habana_mp._report.findings.unknown import OUTSIDE, is_outside, why_not_all
+from habana_mp._report.numbers import change_of, local_error, shares_known
 from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
 
@@ -70,6 +70,7 @@ def _what_to_do(report: Report) -> dict[str, Any]:
         "how_to_try": how_to_try(report, taken) if taken else "",
         "more_edits": [edit for edit in found if edit not in taken],
         "invitation": invitation(report),
+        "not_all": ": ".join((report.low_dtype and why_not_all(report)) or ()),
         "outside": OUTSIDE if is_outside(report) else "",
         "advice": [each for each in report.advice if each not in advised],
     }
@@ -79,7 +80,7 @@ def _error_shares(report: Report) -> list[float]:
     """Of each row, 0 where nothing was measured."""
     size = change_of(report.rows)
     changes = [*map(size, report.rows)]
-    whole = sum(changes)
+    whole = sum(changes) if shares_known(report) else 0.0
     return [change / whole if whole > 0 else 0.0 for change in changes]
 
 

@@ -24,7 +24,7 @@ from habana_mp._report.data import CompiledGraph, NeverSeen, PingPong, Rank, Rec
 from habana_mp._report.findings.beginning import beginning, how_to_try
 from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.preset_errors import foretold, invitation
-from habana_mp._report.findings.unknown import OUTSIDE, is_outside, no_op
+from habana_mp._report.findings.unknown import OUTSIDE, is_outside, no_op, why_not_all
 from habana_mp._report.numbers import change_of, local_error, share, shares_known, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
@@ -113,6 +113,8 @@ def _under_presets(report: Report) -> str:
         under = ", ".join(f"{name} {error:.2g}" for name, error in each.presets.items())
         error = f"error of {each.what} {each.error:.2g} {each.exact}" + (f", {each.without}" if each.without else "")
         lines.append(error + (f"; foretold: {under}" if under else ""))
+    if report.low_dtype and (why := why_not_all(report)):
+        lines.append(f"error of the loss: not known; {why[0]}")
     return "".join(f"\n{printable(line)}" for line in lines or [invitation(report)] if line)
 
 
@@ -216,7 +218,7 @@ def _error_columns(
         part = share(report.rows, rows.get(each.op, []))
         return _number(units.share(part, 1.0), part)
 
-    shares = [(_MIDDLE, "of all error", number, of_all)] if shares_known(report.rows) else []
+    shares = [(_MIDDLE, "of all error", number, of_all)] if shares_known(report) else []
     formats = [(_WIDE, name, number, partial(in_format, name)) for name in report.formats or []]
     return [(_MIDDLE, "error", number, error), *formats, *shares]
 

@@ -247,7 +247,7 @@ TEST_CASE("of a random sum of outputs the squares of the changes count, and noth
     report.changed(
         1, {.pass = 2, .loss = 5, .ran = change, .low = 2 * change, .rounding = 3 * change});
     report.cast_back(1, {DType::Float32, DType::BFloat16, false, 8, 1, 1});
-    report.backward_ended(7);
+    report.backward_ended(7, false);
     report.end_projection();
   }
   const Values& values = report.values(1);

@@ -16,6 +16,7 @@ from habana_mp import _torch_private as private
 from habana_mp._scope.after_import import after_import
 from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._show.warning import warn
+from habana_mp.cache.looks import look_again
 
 
 class Asked(NamedTuple):
@@ -42,14 +43,14 @@ def asked() -> Asked:
 
 
 # AliasKind of src/weights/alias_watch.h.
-_SEEN, _EXPORTED, _ANY = range(3)
+_SEEN, _EXPORTED, _SET = range(3)
 
 # Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.
 _WATCHED = {
     "data": _SEEN,
     "untyped_storage": _SEEN,
     "data_ptr": _SEEN,
-    "set_": _ANY,
+    "set_": _SET,
     "numpy": _EXPORTED,
     "__dlpack__": _EXPORTED,
 }
@@ -123,7 +124,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         _core.end_cached_after_step([each for group in optimizer.param_groups for each in group["params"]])
 
 
-os.register_at_fork(after_in_child=_core.leave_cache_writes_behind)
+os.register_at_fork(after_in_child=_core.leave_others_of_cache_behind)
 
 # Of the cache and what is watched for it: opened, closed and asked for on any thread.
 lock = fork_lock()
@@ -211,8 +212,13 @@ def find_exports() -> None:
 
     A conversion finds them when they are used. At the dispatcher those who pass a weight on hold it too, and nothing shows who else does.
     """
-    weights = _core.weights_held_elsewhere(gc.get_objects())
-    if not weights:
+    weights = gc.get_objects()
+
+    def are_held() -> bool:
+        weights[:] = _core.weights_held_elsewhere(weights)
+        return bool(weights)
+
+    if not look_again(are_held):
         return
     # Type by type: isinstance would ask proxies what they stand for.
     scripted = [each for each in gc.get_objects() if issubclass(type(each), torch.jit.ScriptModule)]

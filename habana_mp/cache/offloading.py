@@ -13,6 +13,7 @@ from typing import IO, NamedTuple
 import torch
 
 import habana_mp._core as _core
+from habana_mp.cache.looks import look_again
 
 _MOST_NAMES = 3
 
@@ -75,6 +76,14 @@ def offload(model: torch.nn.Module, folder: str | os.PathLike[str] | None = None
         >>> hmp.cache.restore(model)
     """
     weights = {name: (p, _core.offload_state(p)) for name, p in _parameters(model, "offload")}
+    unsure = {name for name, (_, state) in weights.items() if state in ("shared", "foreign")}
+
+    def are_left() -> bool:
+        weights.update({name: (weights[name][0], _core.offload_state(weights[name][0])) for name in unsure})
+        unsure.intersection_update(name for name in unsure if weights[name][1] in ("shared", "foreign"))
+        return bool(unsure)
+
+    look_again(are_left)
     states = {state for _, state in weights.values()}
     if "device" in states and states <= {"device", "other"}:
         name, p = next((name, p) for name, (p, state) in weights.items() if state == "device")

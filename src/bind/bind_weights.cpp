@@ -111,7 +111,7 @@ void bind_weights(py::module_& module) {
     weight_cache().clear();
     release_result_memory();
   });
-  module.def("leave_cache_writes_behind", [] { weight_cache().leave_writes_behind(); });
+  module.def("leave_others_of_cache_behind", [] { weight_cache().leave_others_behind(); });
   module.def("set_cache_limit", [](std::size_t bytes) {
     weight_cache().set_limit(bytes);
     bytes == 0 ? unwatch_ops() : watch_ops();

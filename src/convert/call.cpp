@@ -203,17 +203,26 @@ bool any_traced(const Arguments& arguments) {
   return false;
 }
 
-// Whoever else holds a weight may write to it. That shows here, where its Python object is known,
-// and not at the dispatcher, where a weight in 8 bits is looked up.
-void tell_of_holders(const Arguments& arguments) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const at::Tensor& tensor = THPVariable_Unpack(arguments.tensor(i).object);
-    if (WeightCache::accepts(tensor, DType::Int8) && is_ordinary(tensor) &&
-        weight_cache().why_never_kept(tensor) == Ended::Foreign) {
-      weight_cache().end_alias(tensor, /*exported=*/true);
+// The weights of a call that torch gets as they are, to be looked up in 8 bits at the dispatcher.
+class PassedWeights {
+ public:
+  explicit PassedWeights(const Arguments& arguments) {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const at::Tensor& tensor = THPVariable_Unpack(arguments.tensor(i).object);
+      if (!WeightCache::accepts(tensor, DType::Int8) || !is_ordinary(tensor)) continue;
+      weight_cache().begin_pass(tensor);
+      passed_.push_back(tensor.storage().unsafeGetStorageImpl());
     }
   }
-}
+  ~PassedWeights() {
+    for (const c10::StorageImpl* weight : passed_) weight_cache().end_pass(weight);
+  }
+  PassedWeights(const PassedWeights&) = delete;
+  PassedWeights& operator=(const PassedWeights&) = delete;
+
+ private:
+  c10::SmallVector<const c10::StorageImpl*, 2> passed_;
+};
 
 PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                        PyObject* kwnames) {
@@ -228,14 +237,14 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   Rule rule = op.rule;
   if (autocast::in_region_of_int8(*op.name) && only_torch_sees(arguments)) {
     // The region rounds the weight: that of the model, and no copy of it.
-    tell_of_holders(arguments);
+    const PassedWeights passed(arguments);
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   if (is_int8(rule.action)) {
     if (any_traced(arguments) && called_by_decomposition())
       return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
     if (only_torch_sees(arguments) && !autocast::in_region()) {
-      tell_of_holders(arguments);
+      const PassedWeights passed(arguments);
       return call_original(op, arguments, args, nargsf, kwnames);
     }
     rule.action = Action::Lower;

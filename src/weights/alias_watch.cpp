@@ -2,10 +2,33 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "cast/numbers.h"
 #include "weights/weight_cache.h"
 
 namespace habana_mp {
 namespace {
+
+void end_alias(PyObject* tensor, bool exported) {
+  if (THPVariable_Check(tensor)) weight_cache().end_alias(THPVariable_Unpack(tensor), exported);
+}
+
+// What set_ is on an instance: a pair of torch's own and the instance, which shares the memory of
+// the argument afterwards, whatever that is. What stands for other tensors is not asked which.
+PyObject* call_set(PyObject* pair, PyObject* args, PyObject* kwargs) {
+  PyObject* const instance = PyTuple_GET_ITEM(pair, 1);
+  const bool is_tensor = THPVariable_Check(instance);  // asks Python: not while an error is set
+  PyObject* result = PyObject_Call(PyTuple_GET_ITEM(pair, 0), args, kwargs);
+  if (is_tensor && is_ordinary(THPVariable_Unpack(instance))) {
+    weight_cache().end_alias(THPVariable_Unpack(instance), /*exported=*/false);
+  } else {
+    weight_cache().end_all(Ended::Alias);
+  }
+  return result;
+}
+
+PyMethodDef set_method = {"set_",
+                          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_set)),
+                          METH_VARARGS | METH_KEYWORDS, nullptr};
 
 struct AliasWatch {
   PyObject_HEAD PyObject* original;
@@ -19,21 +42,23 @@ PyObject* get(PyObject* self, PyObject* instance, PyObject* type) {
   // Only now: a cast that another thread begins from here on sees the alias, an earlier one is not
   // kept.
   if (result == nullptr) return nullptr;
-  if (watch.kind == AliasKind::Any) {
-    weight_cache().end_all(Ended::Alias);
-  } else if (THPVariable_Check(instance)) {
-    weight_cache().end_alias(THPVariable_Unpack(instance), watch.kind == AliasKind::Exported);
+  if (watch.kind != AliasKind::Set) {
+    end_alias(instance, watch.kind == AliasKind::Exported);
+    return result;
   }
-  return result;
+  PyObject* pair = PyTuple_Pack(2, result, instance);
+  Py_DECREF(result);
+  if (pair == nullptr) return nullptr;
+  PyObject* method = PyCFunction_New(&set_method, pair);
+  Py_DECREF(pair);
+  return method;
 }
 
 int set(PyObject* self, PyObject* instance, PyObject* value) {
   const auto& watch = *reinterpret_cast<AliasWatch*>(self);
   const int failed = Py_TYPE(watch.original)->tp_descr_set(watch.original, instance, value);
   // a.data = b makes a an alias of b.
-  if (failed == 0 && value != nullptr && THPVariable_Check(value)) {
-    weight_cache().end_alias(THPVariable_Unpack(value), /*exported=*/false);
-  }
+  if (failed == 0 && value != nullptr) end_alias(value, /*exported=*/false);
   return failed;
 }
 

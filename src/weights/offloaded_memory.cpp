@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 #include "cast/result_memory.h"
 
@@ -49,6 +48,7 @@ Offloaded& context_of(const c10::StorageImpl& storage) {
 
 struct Registry {
   ForkSafeMutex mutex;
+  ForkSafeMutex moving;
   std::unordered_set<Offloaded*> all;
 
   // Whoever offloads weights wants the memory: meanwhile none is kept for the results of casts.
@@ -95,6 +95,8 @@ std::byte* page_above(const void* address) {
 
 }  // namespace
 
+ForkSafeMutex& offloading_mutex() { return registry().moving; }
+
 void free_offloaded(void* context) {
   const std::unique_ptr<Offloaded> offloaded(static_cast<Offloaded*>(context));
   registry().remove(*offloaded);
@@ -125,6 +127,7 @@ void write_pages(const c10::StorageImpl& storage, int file, std::size_t offset) 
 }
 
 void map_pages(const at::Tensor& weight, int file, std::size_t offset) {
+  const std::lock_guard lock(offloading_mutex());
   c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
   const std::span<std::byte> pages = pages_of(storage);
   std::unique_ptr<Offloaded> made;
@@ -145,6 +148,7 @@ void map_pages(const at::Tensor& weight, int file, std::size_t offset) {
 }
 
 void restore_pages(c10::StorageImpl& storage) {
+  const std::lock_guard lock(offloading_mutex());
   if (!is_offloaded(storage)) return;
   Offloaded& offloaded = context_of(storage);
   const std::span<std::byte> pages = offloaded.pages;

@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <span>
 
+#include "base/fork_safe_mutex.h"
+
 namespace habana_mp {
 
 // Frees offloaded memory, which is known by it.
@@ -23,6 +25,9 @@ void free_offloaded(void* context);
 inline bool is_offloaded(const c10::StorageImpl& storage) {
   return storage.data_ptr().get_deleter() == &free_offloaded;
 }
+
+// Held while memory goes into a file or back. With it what is offloaded stays so, on any thread.
+ForkSafeMutex& offloading_mutex();
 
 // The whole pages in the memory of a storage. What lies on a page with other memory stays.
 std::span<std::byte> pages_of(const c10::StorageImpl& storage);

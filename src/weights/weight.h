@@ -51,7 +51,8 @@ inline bool is_own_memory(const at::Tensor& weight) {
   if (!weight.is_cpu()) return storage.resizable();
   const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
   if (deleter == slices_deleter) return true;
-  return (deleter == c10::GetCPUAllocator()->raw_deleter() || is_offloaded(storage)) &&
+  // Compared as it was read: offload() and restore() set another meanwhile.
+  return (deleter == c10::GetCPUAllocator()->raw_deleter() || deleter == &free_offloaded) &&
          (storage.resizable() || storage.allocator() == nullptr);
 }
 

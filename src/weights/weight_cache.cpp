@@ -27,6 +27,8 @@ const Form kPlain;
 void drop_source(const at::Tensor& weight) {
   const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
   if (!is_offloaded(storage) || records_graph(weight)) return;
+  const std::lock_guard lock(offloading_mutex());
+  if (!is_offloaded(storage)) return;  // restored meanwhile
   if (is_first_cast(storage)) drop_unsampled_pages(weight);
 }
 
@@ -85,27 +87,6 @@ WeightCache::Packed WeightCache::packed(const at::Tensor& weight, DType to, cons
   return copy_of(weight, to, form, caller, was_cached, images);
 }
 
-std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight, bool others_write,
-                                                 Caller caller) {
-  if (is_shared(weight)) return Ended::Shared;
-  if (others_write || !is_own_memory(weight) ||
-      (caller == Caller::Python && is_held_elsewhere(weight))) {
-    return Ended::Foreign;
-  }
-  return std::nullopt;
-}
-
-std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight) {
-  const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
-  bool others_write = false;
-  {
-    const Section section(mutex);
-    const auto it = entries_.find(storage);
-    others_write = (it != entries_.end() && it->second.exported) || is_written(storage);
-  }
-  return why_never_kept(weight, others_write, Caller::Python);
-}
-
 WeightCache::State WeightCache::state_of(const at::Tensor& weight,
                                          const std::optional<c10::Stream>& stream) {
   const auto* impl = weight.unsafeGetTensorImpl();
@@ -149,14 +130,28 @@ std::optional<WeightCache::Found> WeightCache::find(const at::Tensor& weight, St
   now.epoch = epoch_;
   now.ends = ends_;
   const bool written = is_written(weight.storage().unsafeGetStorageImpl());
-  std::optional<Ended> why = why_never_kept(weight, written || entry.exported, caller);
+  caller = entry.sees_holders(caller);
+  std::optional<Ended> why =
+      why_never_kept(weight, written || entry.exported || entry.held, caller);
   const bool never_kept = why.has_value();
+  // Who holds it may write to it until it lets go, and nothing shows when it does.
+  if (why == Ended::Foreign && caller == Caller::Python && is_held_elsewhere(weight))
+    entry.last_end = ++ends_;
   if (!why && entry.copy.defined()) why = why_ended(entry, now, weight, to);
   const bool here = entry.state.stream == now.stream;
   const bool valid = entry.copy.defined() && !why && here;
   const bool plain = form.layout == Layout::Plain;
   if (why && (plain || !never_kept)) entry.patience = kPatience;
-  if (!has_this_form(entry, form, valid, never_kept)) return std::nullopt;
+  if (!has_this_form(entry, form, valid, never_kept)) {
+    if (!is_int8(form.layout)) return std::nullopt;
+    // No plain copy takes its place.
+    if (never_kept) {
+      ++counts_.ended[static_cast<std::size_t>(*why)];
+      if (entry.copy.defined()) section.freed.push_back(release(entry));
+    }
+    ++counts_.misses;
+    return Found{};
+  }
   if (std::exchange(entry.after_backward, false) && entry.state.epoch == now.epoch &&
       entry.state.version == now.version) {
     used_after_backward_ = keep_after_backward_ = true;
@@ -315,49 +310,6 @@ void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   }
   it->second.last_end = ++ends_;
   it->second.exported = it->second.exported || exported;
-}
-
-void WeightCache::begin_writes(const std::vector<at::Tensor>& tensors, const GoesOn& goes_on) {
-  settle_writes();
-  auto writes = std::make_shared<Writes>();
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.has_storage()) writes->storages.push_back(tensor.storage().unsafeGetStorageImpl());
-  }
-  writes->go_on = goes_on;
-  const Section section(mutex);
-  writes_.push_back(std::move(writes));
-  any_writes_ = true;
-}
-
-void WeightCache::leave_writes_behind() {
-  const Section section(mutex);
-  static_cast<void>(new auto(std::exchange(writes_, {})));
-  any_writes_ = false;
-}
-
-void WeightCache::settle_writes() {
-  std::vector<std::shared_ptr<const Writes>> over;
-  {
-    const Section section(mutex);
-    over = writes_;
-  }
-  std::erase_if(over, [](const auto& writes) { return writes->go_on(); });
-  if (over.empty()) return;
-  const Section section(mutex);
-  for (const auto& writes : over) {
-    if (std::erase(writes_, writes) == 0) continue;  // another thread has been here
-    for (const c10::StorageImpl* storage : writes->storages) {
-      const auto it = entries_.find(storage);
-      if (it != entries_.end()) it->second.last_end = ++ends_;
-    }
-  }
-  any_writes_ = !writes_.empty();
-}
-
-bool WeightCache::is_written(const c10::StorageImpl* storage) const {
-  return std::ranges::any_of(writes_, [&](const auto& writes) {
-    return std::ranges::find(writes->storages, storage) != writes->storages.end();
-  });
 }
 
 WeightCache::Info WeightCache::info() {

@@ -96,13 +96,20 @@ class WeightCache {
   at::Tensor cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached = nullptr);
 
   // The same, packed in a layout other than Plain: for an op that records no graph. Undefined, and
-  // nothing is counted, where the copy of the weight is to be a plain one. `images`: of pack().
+  // nothing is counted, where the copy of the weight is to be a plain one; in 8 bits it is rounded
+  // for this use then. `images`: of pack().
   struct Packed {
     at::Tensor copy;
     const void* data = nullptr;  // null where torch does not tell
   };
   Packed packed(const at::Tensor& weight, DType to, const Form& form, Caller caller,
                 bool& was_cached, at::IntArrayRef images = {});
+
+  // A call passes a weight on to torch, which holds it until end_pass() and looks for its copy as
+  // Dispatcher. Whether anybody else holds it shows here: the caller has it from its Python object
+  // and holds it no further, as others that pass it on meanwhile are counted.
+  void begin_pass(const at::Tensor& weight);
+  void end_pass(const c10::StorageImpl* weight);
 
   // Why a tensor that may be a weight is cast at every use, if it is: Shared or Foreign. The caller
   // has it from its Python object and holds it no further.
@@ -129,7 +136,8 @@ class WeightCache {
   void begin_writes(const std::vector<at::Tensor>& tensors, const GoesOn& goes_on);
   // In a forked child, where what writes does not go on. What it is asked by is not freed there: a
   // process group that the parent has left waits for its threads then, which the child lacks.
-  void leave_writes_behind();
+  // Nor do the calls that pass weights on.
+  void leave_others_behind();
 
   Info info();
   void clear();  // the counts too. What is exported stays known
@@ -173,7 +181,12 @@ class WeightCache {
     std::uint32_t packable = 0;
     std::uint32_t patience = kPatience;
     bool exported = false;  // somebody may write to the weight at any time
+    bool held = false;      // somebody held it when that could be seen the last time
+    std::uint32_t passes = 0;
     bool after_backward = false;
+
+    // Who holds a weight does not show while calls pass it on: torch may hold it for them.
+    Caller sees_holders(Caller caller) const { return passes > 0 ? Caller::Dispatcher : caller; }
   };
   // A copy that may be used, or the memory to make one in.
   struct Found {

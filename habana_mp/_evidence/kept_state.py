@@ -103,8 +103,8 @@ class KeptState:
 
         ``by_version``, the numbers of what torch has not written to are not read, and stay out of the CPU's caches.
         """
-        errors = []
         self._check.by_version = by_version
+        errors = []
         wait_for_device()
         with torch.no_grad():
             for put_back in self._put_back:

@@ -37,7 +37,10 @@ LossScale loss_scale(const at::Tensor& loss) {
       if (!factor.defined()) break;
       const double number = factor.item<double>();
       if (!std::isfinite(number) || number == 0) break;
-      by_tensor = by_tensor && !torch_private::is_wrapped_number(factor);
+      // A scaler doubles and halves; other tensors may be weights of the loss.
+      int exponent = 0;
+      const bool doubled = number > 1 && std::frexp(number, &exponent) == 0.5;
+      by_tensor = by_tensor && doubled && !torch_private::is_wrapped_number(factor);
       scale.all *= number;
       if (by_tensor) scale.by_tensor *= number;
       node = node->next_edge(first ? 0 : 1).function;

@@ -258,6 +258,7 @@ def made_up():
         "optimizer_seconds": 0.0,
         "compiled": [],
         "forked_casts": 0,
+        "backward_raised": 0,
     }
     for row in values["rows"]:
         row["made_bytes"] = {"float32": 8}

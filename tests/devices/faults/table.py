@@ -4,7 +4,9 @@ in its place, where FAULT is whether this fault is in force.
 
 from __future__ import annotations
 
-_CACHE, _COPY, _WEIGHT = (f"src/weights/{name}" for name in ("weight_cache.cpp", "weight_copy.h", "weight.h"))
+_CACHE, _HOLDERS, _COPY, _WEIGHT = (
+    f"src/weights/{name}" for name in ("weight_cache.cpp", "weight_holders.cpp", "weight_copy.h", "weight.h")
+)
 _OPS, _CALL = "src/weights/op_watch.cpp", "src/call/cast_argument.cpp"
 _CAST, _NODE = "src/cast/numbers.cpp", "src/cast/node.cpp"
 _BY_ATEN, _WORDS, _CHOICES = (f"src/evidence/{name}.cpp" for name in ("numbers_by_aten", "words", "choices"))
@@ -65,7 +67,11 @@ FAULTS = {
             "then.version != now.version && !FAULT)",
         ),
         "cache: a written copy is used": (_CACHE, "!= entry.copy._version())", "!= entry.copy._version() && !FAULT)"),
-        "cache: shared memory is kept": (_CACHE, "if (is_shared(weight))", "if (is_shared(weight) && !FAULT)"),
+        "cache: shared memory is kept": (
+            "src/weights/weight_holders.cpp",
+            "if (is_shared(weight))",
+            "if (is_shared(weight) && !FAULT)",
+        ),
         "ops: what writes unseen ends no copy": (
             _OPS,
             "    weight_cache().end_alias(tensor, /*exported=*/false);",
@@ -142,7 +148,7 @@ FAULTS = {
             "if ((!captured || FAULT) && any_writes_",
         ),
         "cache: a collective is forgotten": (
-            _CACHE,
+            _HOLDERS,
             "  writes_.push_back(",
             "  if (FAULT) return;\n  writes_.push_back(",
         ),
@@ -193,7 +199,7 @@ FAULTS = {
             ".to(at::kCPU, at::kLong, FAULT).contiguous();",
         ),
         "compare: no region for the accelerator": (
-            "habana_mp/_evidence/compare.py",
+            "habana_mp/_evidence/looking.py",
             "if accelerator is not None else [])]",
             "if accelerator is not None and not FAULT else [])]",
         ),
@@ -216,8 +222,8 @@ FAULTS = {
         ),
         "tune: a result is read before it is there": (
             _RUNS,
-            "            found = step()\n            wait_for_device()",
-            "            found = step()\n            FAULT or wait_for_device()",
+            "        found = step()\n        wait_for_device()",
+            "        found = step()\n        FAULT or wait_for_device()",
         ),
         "tune: a result is freed before it is read": (
             _RUNS,

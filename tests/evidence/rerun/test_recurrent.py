@@ -58,8 +58,11 @@ def step_of(name, layer):
     return step
 
 
+regions = True  # tune refuses a step that enters one
+
+
 def region():
-    if front_end == "convert":
+    if front_end == "convert" or not regions:
         return torch.enable_grad()
     return hmp.autocast("cpu", dtype=low, policy=preset)
 
@@ -91,7 +94,10 @@ def compared_policies(step):
 
 
 def tuned(step):
+    global regions
+    regions = False
     hmp.tune(step, 0.5, start=preset, others="lower", cost="numbers", seed=3)
+    regions = True
     return step()
 
 

@@ -184,7 +184,11 @@ def uses(report: hmp.CastReport, other: hmp.CastReport) -> None:
         assert str(one.diff(two))
     assert report.diff(other).to_html()
     asks = [report.error_shares, report.errors, report.presets, report.edits, lambda: report.edits("module")]
-    losses = [each["loss"] for each in report.to_dict().get("losses", []) if "choice" not in each]
+    values = report.to_dict()
+    choices = {
+        each["loss"] for row in values["rows"] for each in row.get("values", {}).get("losses", []) if each.get("choice")
+    }
+    losses = [each["loss"] for each in values.get("losses", []) if "choice" not in each and each["loss"] not in choices]
     loss = losses[0] if losses else None  # it is asked which one, if there are several
     for ask in (report.local_error, report.error_share, partial(report.loss_change, loss=loss)):
         asks += [ask, lambda ask=ask: ask(what_if=True), lambda ask=ask: ask("linear")]

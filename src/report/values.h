@@ -214,18 +214,19 @@ struct InFormat {
   std::uint64_t calls = 0;
   Error error;
   std::uint64_t ns = 0;  // of these runs, with a copy of the weight that was made before
-  // Of what ran low, the same runs in the low dtype: as inference has them, also in a training step.
+  // Of what ran low, the same runs in the low dtype: as inference has them, also in a training
+  // step.
   std::uint64_t lower_ns = 0;
   double projected = 0;
 
   void add(const InFormat& other);
 };
 template <>
-inline constexpr auto kFields<InFormat> = std::tuple{
-    Field{"calls", &InFormat::calls}, Field{"error", &InFormat::error},
-    Field{"seconds", &InFormat::ns, Adds::Seconds},
-    Field{"lower_seconds", &InFormat::lower_ns, Adds::Seconds},
-    Field{"projected", &InFormat::projected}};
+inline constexpr auto kFields<InFormat> =
+    std::tuple{Field{"calls", &InFormat::calls}, Field{"error", &InFormat::error},
+               Field{"seconds", &InFormat::ns, Adds::Seconds},
+               Field{"lower_seconds", &InFormat::lower_ns, Adds::Seconds},
+               Field{"projected", &InFormat::projected}};
 
 struct Values {
   std::uint64_t calls = 0;  // that were measured

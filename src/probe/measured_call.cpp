@@ -52,6 +52,12 @@ bool rounds_by_casts(const Frame& frame, const evidence::Op& op) {
   return watch::all().sites[frame.call.site].op == without_aten(op.handle.schema().name());
 }
 
+std::vector<at::Tensor> MeasuredCall::given_tensors() const {
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& tensor : tensors_in(arguments)) found.push_back(given(tensor));
+  return found;
+}
+
 void MeasuredCall::keep(c10::ArrayRef<c10::IValue> given) {
   arguments = evidence::kept(*op, given);
   const auto originals = tensors_in(given), copies = tensors_in(arguments);

@@ -50,6 +50,7 @@ struct MeasuredCall : watch::ProbedCall {
     }
     return argument;
   }
+  std::vector<at::Tensor> given_tensors() const;  // of all arguments
 };
 
 // A result that waits for its gradient, with what it is off by and who has made that.

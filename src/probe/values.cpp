@@ -118,6 +118,12 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
   });
 }
 
+// Of the loss whose backward pass runs, in its units.
+report::Change change_here(double low, double rounding) {
+  const auto [pass, loss, scale] = watch::backward_pass();
+  return {.pass = pass, .loss = loss, .low = low / scale, .rounding = rounding / scale};
+}
+
 // Whether there was room for it.
 bool wait(Off& off) {
   return evidence::wait_for_gradient(
@@ -125,13 +131,9 @@ bool wait(Off& off) {
       off.inherited || off.format ? report::kNone : off.site,
       [site = off.site, ran = off.ran, passed = off.passed, format = off.format](
           double change, double rounding, bool read) {
-        const auto [pass, loss, scale] = watch::backward_pass();
-        const report::Change found{.pass = pass,
-                                   .loss = loss,
-                                   .ran = ran ? change / scale : 0,
-                                   .low = change / scale,
-                                   .rounding = rounding / scale,
-                                   .format = format};
+        report::Change found = change_here(change, rounding);
+        if (ran) found.ran = found.low;
+        found.format = format;
         const std::lock_guard guard(all().mutex);
         for_listeners([&](report::Listener& listener) {
           if (!passed) listener.changed(site, found);
@@ -143,13 +145,6 @@ bool wait(Off& off) {
 // What is inside of it is not looked at: its own, or all that can be known of it.
 bool hides(const MeasuredCall& context) {
   return context.why == Unmeasured::None || context.why == Unmeasured::Reserve;
-}
-
-std::vector<at::Tensor> given_tensors(const MeasuredCall& context) {
-  std::vector<at::Tensor> given;
-  for (const at::Tensor& tensor : tensors_in(context.arguments))
-    given.push_back(context.given(tensor));
-  return given;
 }
 
 // Of an op that is made of others, these read what it is given where they are looked at.
@@ -164,10 +159,9 @@ void watch_readers(const MeasuredCall& context, const std::vector<c10::IValue>& 
     if (copy.element_size() >= source.element_size()) return evidence::hand_on(source, copy);
   }
   evidence::watch_readers(
-      given_tensors(context), tensors_in(results),
+      context.given_tensors(), tensors_in(results),
       [site = context.site](SiteId maker, double rounding) {
-        const auto [pass, loss, scale] = watch::backward_pass();
-        const report::Change found{.pass = pass, .loss = loss, .rounding = rounding / scale};
+        const report::Change found = change_here(0, rounding);
         const std::lock_guard guard(all().mutex);
         for_listeners([&](report::Listener& listener) { listener.read(maker, site, found); });
       });
@@ -212,7 +206,7 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
     MeasuredCall given;
     given.arguments.assign(inputs.begin(), inputs.end());
     if (frame->kind == Frame::Kind::Decided) given.casts = frame->cast_tensors;
-    return given_tensors(given);
+    return given.given_tensors();
   };
   const bool reads = measured && !backward && evidence::any_waits(given());
   const bool decided = frame->kind == Frame::Kind::Decided;

@@ -1,4 +1,4 @@
-"""``hmp.find_nonfinite`` in a backward pass in float16: an overflow of the loss' scale, or of a cast, is told from one of the op."""
+"""``hmp.find_nonfinite`` in a backward pass in float16. If the scale of the loss overflows, or a cast does, the op is not to blame."""
 
 from __future__ import annotations
 

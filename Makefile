@@ -128,9 +128,10 @@ matrix:
 	@tools/system_packages.sh $(PYTHON) test
 	@$(PYTHON) -m tools.matrix --jobs $(JOBS) $(if $(KEEP),--keep) $(CELLS)
 
-# The device part of the suite and the benchmarks on CUDA, with the torch that PYTHON has: half an hour. make gpu PYTHON=/path/to/python
+# The device part of the suite and the benchmarks on CUDA, with the torch that PYTHON has: half an hour, without a build ten minutes.
+# make gpu PYTHON=/path/to/python WHEEL=dist/the.whl
 gpu:
-	@$(PYTHON) -m tools.gpu --jobs $(JOBS)
+	@$(PYTHON) -m tools.gpu --jobs $(JOBS) $(if $(WHEEL),--wheel=$(WHEEL))
 
 # dist/ gets the sdist, and a wheel for PYTHON with a core for each torch: ten minutes each on two cores. TORCHES="2.13" is one. TAG=v0.2.0 takes
 # what this tag has, and not the tree.

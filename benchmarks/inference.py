@@ -14,7 +14,7 @@ from harness.rows import Comparison, Ratio, Row, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
 from subjects.steps import infer, inference_of, named
-from subjects.variants import AS_AUTOCAST, FLOATING, OURS, QUICK_TURNS, VARIANTS, WARM_UP, Turns, compare
+from subjects.variants import AS_AUTOCAST, FLOATING, OURS, QUICK_TURNS, SECONDS, VARIANTS, WARM_UP, Turns, compare
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ FULL = Effort(
     batches=(1, 8),
     wide_batch=64,
     threads=(1, 2),
-    turns=Turns(rounds=2, seconds=5, runs=2, visit_seconds=0.05),
+    turns=Turns(rounds=2, seconds=SECONDS, runs=2, visit_seconds=0.05),
     frozen_turns=Turns(rounds=2, seconds=2, runs=2, visit_seconds=0.05),
 )
 QUICK = Effort(

@@ -13,7 +13,7 @@ from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
 from subjects.steps import Trainer, named
-from subjects.variants import FLOATING, OURS, QUICK_TURNS, Turns, compare
+from subjects.variants import FLOATING, OURS, QUICK_TURNS, SECONDS, Turns, compare
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Effort:
     turns: Turns
 
 
-FULL = Effort(model_zoo.MODELS, 8, (1, 2), Turns(rounds=2, seconds=5, runs=2, visit_seconds=0.05))
+FULL = Effort(model_zoo.MODELS, 8, (1, 2), Turns(rounds=2, seconds=SECONDS, runs=2, visit_seconds=0.05))
 QUICK = Effort(model_zoo.TINY_MODELS, 1, (1,), QUICK_TURNS)
 
 

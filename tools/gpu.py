@@ -27,7 +27,7 @@ BENCHMARKS = ("inference", "training", "decode", "casts", "overhead")
 HEAD = "| device | what ran | on | result | date | commit |"
 # What building, these tests and these benchmarks import. Each has a pin.
 NEEDED = (
-    "click graphviz Jinja2 msgspec networkx rich safetensors cmake ninja pybind11 scikit-build-core pytest pytest-timeout matplotlib transformers"
+    "click graphviz Jinja2 msgspec networkx rich safetensors cmake ninja pybind11 scikit-build-core pytest pytest-timeout pytest-xdist matplotlib transformers"
 ).split()
 _MINIMUM = re.search(r'"torch>=(\d+)\.(\d+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 assert _MINIMUM
@@ -87,34 +87,40 @@ class Found(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=2, help="of the compiler (2)")
+    parser.add_argument("--jobs", type=int, default=2, help="of the compiler and of pytest (2)")
+    parser.add_argument("--wheel", type=Path, help="of the package, taken instead of a build: it needs no compiler")
     given = parser.parse_args(arguments)
     try:
         found = look(sys.executable)
         if found.refusal:
             raise CannotRun(found.refusal)  # noqa: TRY301
-        return run(sys.executable, found, given.jobs)
+        return run(sys.executable, found, given.jobs, given.wheel)
     except CannotRun as why:
         print(why)
         return 1
 
 
-def run(python: str, found: Found, jobs: int) -> int:
+def run(python: str, found: Found, jobs: int, wheel: Path | None) -> int:
     """1 if a test or a benchmark has failed, else 0."""
     print(f"==> {found}", flush=True)
     commit = commit_now()
-    if subprocess.run([str(ROOT / "tools/system_packages.sh"), python], cwd=ROOT, check=False).returncode:
+    packages = [str(ROOT / "tools/system_packages.sh"), python]
+    if wheel is None and subprocess.run(packages, cwd=ROOT, check=False).returncode:
         return 1  # it says why
     venv, results = FOLDER / "venv", FOLDER / "results"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
     print("==> the other requirements, into build/gpu/venv", flush=True)
     set_up(python, found, venv, results)
-    print("==> building habana_mp (ten minutes the first time)", flush=True)
-    options = ("--config-settings", f"build-dir={FOLDER / 'module'}")
-    environments.build(venv, ROOT, results / "build.log", jobs, *options)
+    if wheel is None:
+        print("==> building habana_mp (ten minutes the first time)", flush=True)
+        options = ("--config-settings", f"build-dir={FOLDER / 'module'}")
+        environments.build(venv, ROOT, results / "build.log", jobs, *options)
+    else:
+        print(f"==> {wheel}", flush=True)
+        environments.install(venv, results / "build.log", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
     print(f"==> {TESTS}", flush=True)
-    counts = test(venv, results)
+    counts = test(venv, results, jobs)
     print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped", flush=True)
     for name in counts.failures:
         print(f"    {name}")
@@ -162,9 +168,11 @@ def set_up(python: str, found: Found, venv: Path, results: Path) -> None:
         raise CannotRun(f"build/gpu/venv has torch {seen.torch} in {seen.folder}, not {found.torch} in {found.folder}")
 
 
-def test(venv: Path, results: Path) -> Counts:
+def test(venv: Path, results: Path, jobs: int) -> Counts:
     report = results / "devices.xml"
-    command = [str(venv / "bin/python"), "-m", "pytest", "-p", "no:cacheprovider", TESTS, f"--junitxml={report}"]
+    # A plugin that the Python may have warns that it measures nothing beside other workers.
+    options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(jobs)]
+    command = [str(venv / "bin/python"), "-m", "pytest", *options, TESTS, f"--junitxml={report}"]
     with (results / "tests.log").open("w") as log:
         code = subprocess.run(
             command, cwd=ROOT, env=environment(venv), stdout=log, stderr=subprocess.STDOUT, check=False

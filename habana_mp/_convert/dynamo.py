@@ -18,7 +18,7 @@ import habana_mp._core as _core
 from habana_mp._compiled import export, rounding
 from habana_mp._convert.patched_op import PatchedOp
 from habana_mp._scope.after_import import after_import
-from habana_mp._torch_private import DYNAMO, TRACE_RULES
+from habana_mp._torch_private import DYNAMO, TRACE_RULES, TRACED_CODE
 
 
 def _have_ops_traced() -> None:
@@ -59,6 +59,9 @@ def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def drop_stale_graphs() -> None:
-    """Graphs compiled under another policy hold its casts; compiled functions compile again at their next call."""
-    if DYNAMO in sys.modules:
+    """Graphs compiled under another policy hold its casts; compiled functions compile again at their next call.
+
+    Where there are none torch is not asked: up to 2.13 it imports Inductor for that on a machine with CUDA, for seconds.
+    """
+    if DYNAMO in sys.modules and TRACED_CODE.get("seen") != []:
         torch.compiler.reset()

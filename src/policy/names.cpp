@@ -137,7 +137,6 @@ constexpr Reached kReached[] = {
     {{"convolution"},
      {"_convolution", "mkldnn_convolution", "cudnn_convolution", "cudnn_convolution_transpose",
       "convolution_overrideable"}},
-    {{"lstm"}, {"mkldnn_rnn_layer"}},
     {{"gru_cell"}, {"_thnn_fused_gru_cell"}},
     {{"lstm_cell"}, {"_thnn_fused_lstm_cell"}},
     {{"batch_norm"}, {"_batch_norm_impl_index", "native_batch_norm", "cudnn_batch_norm"}},

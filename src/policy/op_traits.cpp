@@ -100,7 +100,7 @@ constexpr std::string_view kCompounds =
 constexpr std::string_view kRefusingMixed =
     "linear matmul __matmul__ __rmatmul__ mm bmm mv dot vdot addmm addbmm baddbmm addmv inner"
     " tensordot multi_dot chain_matmul vecdot bilinear conv1d conv2d conv3d conv_transpose1d"
-    " conv_transpose2d conv_transpose3d convolution mkldnn_rnn_layer prelu grid_sampler"
+    " conv_transpose2d conv_transpose3d convolution mkldnn_rnn_layer _cudnn_rnn prelu grid_sampler"
     " grid_sampler_2d grid_sampler_3d embedding_bag cross_entropy cross_entropy_loss nll_loss"
     " nll_loss_nd nll_loss2d multi_margin_loss fractional_max_pool2d fractional_max_pool3d"
     " lerp heaviside index_add index_copy index_put __setitem__ index_reduce masked_scatter"
@@ -119,8 +119,8 @@ constexpr std::string_view kProducts =
     "linear matmul mm bmm mv dot addmm addbmm baddbmm addmv addr vecdot multi_dot chain_matmul"
     " _addmm_activation conv1d conv2d conv3d conv_tbc convolution _convolution _convolution_mode"
     " conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention"
-    " _native_multi_head_attention mkldnn_rnn_layer _thnn_fused_gru_cell _thnn_fused_lstm_cell"
-    " gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell";
+    " _native_multi_head_attention mkldnn_rnn_layer _cudnn_rnn _thnn_fused_gru_cell"
+    " _thnn_fused_lstm_cell gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell";
 
 // Products and convolutions with a weight; and the last two, which have no activations.
 constexpr std::array<std::string_view, 11> kInt8Ops = {

@@ -35,7 +35,7 @@ def test_every_name_is_there_once_and_known_to_torch(name):
 def test_every_line_has_its_evidence(name):
     said = [line.partition("  # ")[2] for line in lines(name)]
     assert all(said)
-    assert sum("error " in each or "loses " in each for each in said) > len(said) / 2
+    assert sum("error " in each or "loses " in each for each in said) >= len(said) / 2
 
 
 def test_no_op_is_in_two_lists():

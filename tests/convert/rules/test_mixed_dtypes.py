@@ -162,11 +162,4 @@ def test_recurrent_layers_decide_alike(layer: nn.Module, policy: str) -> None:
     def dtypes(front_end: str) -> list[torch.dtype]:
         return [t.dtype for t in torch.utils._pytree.tree_leaves(under(front_end, policy, lambda: layer(x)))]
 
-    alike = dtypes("convert"), dtypes("autocast")
-    if isinstance(layer, nn.LSTM) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        # torch has a bfloat16 kernel of lstm there, and none of the op inside, which autocast sees (D42).
-        listed = "bfloat16" in str(hmp.explain("mkldnn_rnn_layer", policy=policy).rule)
-        assert alike[1] == [F32] * 3
-        assert alike[0] == [BF16 if listed else F32] * 3
-    else:
-        assert alike[0] == alike[1]
+    assert dtypes("convert") == dtypes("autocast")

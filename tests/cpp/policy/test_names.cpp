@@ -77,7 +77,6 @@ const std::vector<Case> kCases = {
     // D17: names that only C++ code calls
     {"cross_entropy", "cross_entropy | cross_entropy_loss"},
     {"nll_loss_nd", "nll_loss_nd | nll_loss | nll_loss2d | nll_loss_forward | nll_loss2d_forward"},
-    {"lstm", "lstm | mkldnn_rnn_layer"},
     {"multilabel_margin_loss", "multilabel_margin_loss | multilabel_margin_loss_forward"},
     {"grid_sample",
      "grid_sample | grid_sampler | grid_sampler_2d | grid_sampler_3d | "

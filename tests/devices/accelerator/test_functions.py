@@ -191,7 +191,7 @@ def test_writes_that_nothing_shows(accelerator, front_end):
         options = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
         with torch.no_grad():
             torch._fused_sgd_(
-                [p], [torch.ones_like(p)], [], **options, nesterov=False, maximize=False, is_first_step=True
+                [p], [torch.ones_like(p)], [], **options, nesterov=False, maximize=False, is_first_step=False
             )
 
     def in_place():

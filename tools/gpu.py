@@ -170,12 +170,14 @@ def set_up(python: str, found: Found, venv: Path, results: Path) -> None:
 
 def test(venv: Path, results: Path, jobs: int) -> Counts:
     report = results / "devices.xml"
-    # A plugin that the Python may have warns that it measures nothing beside other workers.
-    options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(jobs)]
-    command = [str(venv / "bin/python"), "-m", "pytest", *options, TESTS, f"--junitxml={report}"]
+    # A plugin that the Python may have warns that it measures nothing beside other workers. Nothing may find the package in ROOT, where it has no
+    # core if a wheel was installed.
+    paths = "pythonpath=tests/shared tests/shared/models tests/shared/pages tests/devices"
+    options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(jobs), "-o", paths]
+    command = [str(venv / "bin/python"), "-m", "pytest", *options, str(ROOT / TESTS), f"--junitxml={report}"]
     with (results / "tests.log").open("w") as log:
         code = subprocess.run(
-            command, cwd=ROOT, env=environment(venv), stdout=log, stderr=subprocess.STDOUT, check=False
+            command, cwd=FOLDER, env=environment(venv), stdout=log, stderr=subprocess.STDOUT, check=False
         ).returncode
     if code not in (0, 1):  # interrupted, or no test was found
         raise CannotRun(f"pytest ended with {code}: {log.name}")

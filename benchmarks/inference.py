@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from harness.command import run
-from harness.device import DEVICE, DEVICES, placed, thread_counts
+from harness.device import DEVICE, DEVICES, thread_counts
 from harness.pages import Report
 from harness.rows import Comparison, Ratio, Row, rows_of, table_of_comparisons
 from subjects import model_zoo
@@ -29,7 +29,12 @@ class Effort:
 
 
 FULL = Effort(
-    [*model_zoo.MODELS, model_zoo.UNFUSED_ENCODER, *model_zoo.LARGE_MODELS],
+    [
+        *model_zoo.MODELS,
+        model_zoo.UNFUSED_ENCODER,
+        *model_zoo.LARGE_MODELS,
+        *(model_zoo.GPU_MODELS if DEVICE == "cuda" else ()),
+    ],
     [*model_zoo.MODELS, model_zoo.UNFUSED_ENCODER, model_zoo.SMALL_UNFUSED_ENCODER],
     batches=(1, 8),
     wide_batch=64,
@@ -58,6 +63,8 @@ RATIOS = [
 
 
 def batches_of(effort: Effort, model: Model) -> tuple[int, ...]:
+    if model in model_zoo.GPU_MODELS:
+        return (model_zoo.GPU_BATCH,)
     return (*effort.batches, effort.wide_batch) if model.name.startswith("MLP") else effort.batches
 
 
@@ -65,7 +72,8 @@ def inference(
     effort: Effort, turns: Turns, model: Model, batch: int, names: list[str], *, frozen: bool = False
 ) -> dict[int, dict[str, float]]:
     """By number of threads, then by variant."""
-    plain = placed(model.make()).eval().requires_grad_(not frozen)
+    with torch.device(DEVICE):
+        plain = model.make().eval().requires_grad_(not frozen)
     calls: dict[str, Callable[[], object]] = {}
     for name in names:
         variant = VARIANTS[name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from harness.command import run
-from harness.device import DEVICES, thread_counts
+from harness.device import DEVICE, DEVICES, thread_counts
 from harness.pages import Report
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
@@ -24,21 +24,27 @@ class Effort:
     turns: Turns
 
 
-FULL = Effort(model_zoo.MODELS, 8, (1, 2), Turns(rounds=2, seconds=SECONDS, runs=2, visit_seconds=0.05))
+FULL = Effort(
+    model_zoo.MODELS if DEVICE == "cpu" else [*model_zoo.MODELS, *model_zoo.GPU_MODELS],
+    8,
+    (1, 2),
+    Turns(rounds=2, seconds=SECONDS, runs=2, visit_seconds=0.05),
+)
 QUICK = Effort(model_zoo.TINY_MODELS, 1, (1,), QUICK_TURNS)
 
 
 def trainings(effort: Effort) -> list[Comparison]:
     found = []
     for model in effort.models:
+        batch = model_zoo.GPU_BATCH if model in model_zoo.GPU_MODELS else effort.batch
         steps: dict[str, Callable[[], object]] = {
-            name: Trainer(model, effort.batch, variant).step for name, variant in FLOATING.items()
+            name: Trainer(model, batch, variant).step for name, variant in FLOATING.items()
         }
         ratios = [*(Ratio(name, "autocast") for name in (*OURS, "hmp.autocast")), Ratio("hmp", "bf16")]
         for threads in thread_counts(effort.threads):
             torch.set_num_threads(threads)
             taken = compare(effort.turns, steps)
-            found.append(Comparison(named(model, effort.batch, threads), "ms", taken, ratios))
+            found.append(Comparison(named(model, batch, threads), "ms", taken, ratios))
     return found
 
 

@@ -228,6 +228,9 @@ MODELS = [
 UNFUSED_ENCODER = transformer_encoder(4, 512, fast_path=False)
 SMALL_UNFUSED_ENCODER = transformer_encoder(2, 256, fast_path=False)
 LARGE_MODELS = [channels_last(resnet("ResNet-50")), llama_prefill(6, 1024)]  # too large to be trained here
+# All others are so small that a GPU waits for Python.
+GPU_MODELS = [channels_last(resnet("ResNet-50")), llama_prefill(2, 4096)]
+GPU_BATCH = 64
 
 # Not so tiny that their memory could not be told.
 TINY_MODELS = [

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
-from harness.device import placed
+from harness.device import DEVICE, placed
 from subjects.model_zoo import Model, forward
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Trainer:
 
     def __init__(self, model: Model, batch: int, variant: Variant) -> None:
         torch.manual_seed(0)
-        self.module = placed(model.make()).train()
+        with torch.device(DEVICE):
+            self.module = model.make().train()
         self.x, self.target = map(placed, model.example(batch))
         if variant.held:
             self.module, self.x, self.target = self.module.to(torch.bfloat16), held(self.x), held(self.target)

@@ -132,7 +132,11 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
   Rule rule = plan.op.rule;
   if (is_int8(rule.action) && !call.has_int8_weight(op.int8)) rule.action = Action::Lower;
-  const Decision decision = decide(rule, call.described(), call.explicit_dtype());
+  Decision decision = decide(rule, call.described(), call.explicit_dtype());
+  if (const DType low = mixed_norm(op.name, decision, call.described());
+      low != DType::Other && is_refused(op.name, low, plan.device)) {
+    decision = decide_without_low_kernel(rule, call.described(), call.explicit_dtype());
+  }
   const bool int8 = is_int8(decision.cause);
   const bool casting = decision.cause != Cause::None && (int8 || call.any_to_cast(decision));
   listen::WatchedCall watched;
@@ -174,6 +178,8 @@ bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
   const Decision decision =
       decide_without_low_kernel(plan.op.rule, call.described(), call.explicit_dtype());
   if (decision.cause == Cause::None) return false;
+  const DType mixed = mixed_norm(
+      op.name, decide(plan.op.rule, call.described(), call.explicit_dtype()), call.described());
   const AtomicGuard atomic(kAllKeys);
   listen::WatchedCall watched;
   if (listen::anyone_listens()) {
@@ -182,6 +188,7 @@ bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
   call.cast(decision, /*cached=*/false);
   op.handle.callBoxed(stack);
   notify_end(watched, call);
+  if (mixed != DType::Other) remember_refusal(op.name, mixed, plan.device);
   return true;
 }
 

@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <utility>
 
 #include "base/process_wide.h"
+#include "policy/op_traits.h"
 
 namespace habana_mp {
 namespace {
@@ -19,6 +21,18 @@ struct Registered {
 };
 
 py::function& function() { return process_wide<Registered>().function; }
+
+// Of a norm and a low dtype, a bit for each device type.
+std::atomic<std::uint32_t>& refusals(std::string_view norm, DType low) {
+  static std::array<std::array<std::atomic<std::uint32_t>, kNorms.size()>, 2> known{};
+  const auto found = std::ranges::find(kNorms, norm, &Norm::op);
+  return known[low == DType::Float16 ? 1 : 0][static_cast<std::size_t>(found - kNorms.begin())];
+}
+
+std::uint32_t bit_of(c10::DeviceType device) {
+  static_assert(c10::COMPILE_TIME_MAX_DEVICE_TYPES <= 32);
+  return std::uint32_t{1} << static_cast<unsigned>(device);
+}
 
 }  // namespace
 
@@ -72,6 +86,25 @@ bool lacks_low_kernel(const std::exception& error) {
   const bool of_python = dynamic_cast<const python_error*>(&error) != nullptr ||
                          dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr;
   return !of_python && blames_low_dtype(error.what());  // oneDNN throws a type of its own
+}
+
+DType mixed_norm(std::string_view op, const Decision& decision, std::span<const Arg> args) {
+  DType low = DType::Other;
+  bool float32 = false;
+  for (const Arg& arg : args) {
+    const DType dtype = decision.casts(arg) ? decision.to : arg.dtype;
+    if (arg.role == Role::Input && (dtype_bit(dtype) & kLowBits) != 0) low = dtype;
+    float32 = float32 || (arg.role == Role::Affine && dtype == DType::Float32);
+  }
+  return float32 && low != DType::Other && is_norm(op) ? low : DType::Other;
+}
+
+bool is_refused(std::string_view norm, DType low, c10::DeviceType device) {
+  return (refusals(norm, low).load(std::memory_order_relaxed) & bit_of(device)) != 0;
+}
+
+void remember_refusal(std::string_view norm, DType low, c10::DeviceType device) {
+  refusals(norm, low).fetch_or(bit_of(device), std::memory_order_relaxed);
 }
 
 std::string no_kernel_text(std::span<const Arg> arguments, DType low) {

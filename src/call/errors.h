@@ -32,6 +32,14 @@ bool lacks_low_kernel(const std::exception& error);
 // what the policy runs its lower list in, which is meant where no argument is low.
 std::string no_kernel_text(std::span<const Arg> arguments, DType low);
 
+// Norms with an input in a low dtype beside float32 weights (D14): a device that has refused one
+// refuses all, and to hear that from it once more takes longer than the norm. The low dtype of such
+// a call, after the casts; Other of any other call.
+DType mixed_norm(std::string_view op, const Decision& decision, std::span<const Arg> args);
+bool is_refused(std::string_view norm, DType low, c10::DeviceType device);
+// Of a call that has failed and ran in float32.
+void remember_refusal(std::string_view norm, DType low, c10::DeviceType device);
+
 // The note on an error that blames a low dtype and cannot be helped (D42): which op made the tensor
 // low, which list line says so and which edit helps. What Python knows of it is asked of Python:
 // habana_mp/_watch/error_note.py registers a function when it is imported.

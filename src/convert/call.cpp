@@ -249,7 +249,13 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     }
     rule.action = Action::Lower;
   }
-  const Decision decision = decide(rule, arguments.described(), arguments.explicit_dtype());
+  Decision decision = decide(rule, arguments.described(), arguments.explicit_dtype());
+  if (op.form.norm) {
+    const DType low = mixed_norm(*op.name, decision, arguments.described());
+    if (low != DType::Other && is_refused(*op.name, low, arguments.device())) {
+      decision = decide_without_low_kernel(rule, arguments.described(), arguments.explicit_dtype());
+    }
+  }
   const auto [casting, traced] = to_cast(arguments, decision);
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);

@@ -76,8 +76,12 @@ PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::si
       decide_without_low_kernel(op.rule, arguments.described(), arguments.explicit_dtype());
   if (decision.cause != Cause::None && may_be_made_again(arguments)) {
     watched.abandon();
-    if (PyObject* result = call_again(op, arguments, decision, args, positional, kwnames))
+    if (PyObject* result = call_again(op, arguments, decision, args, positional, kwnames)) {
+      const Decision failed = decide(op.rule, arguments.described(), arguments.explicit_dtype());
+      const DType mixed = mixed_norm(*op.name, failed, arguments.described());
+      if (mixed != DType::Other) remember_refusal(*op.name, mixed, arguments.device());
       return result;
+    }
     PyErr_Clear();  // the first error is the one to see
   }
   error.restore();

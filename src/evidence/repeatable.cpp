@@ -21,11 +21,12 @@ struct Named {
   Unmeasured why;
 };
 
-// What no schema says. Of recurrent layers only oneDNN's forward and torch's own cells are pure:
-// cuDNN's and MIOpen's read a flat buffer beside the weights, and theirs and oneDNN's backward
-// consume what the forward keeps in reserve, in its dtype. So are their batch norms.
+// What no schema says. The backward of recurrent layers, but of torch's own cells, consumes what
+// the forward keeps in reserve, in its dtype; so does that of batch norms. MIOpen's was never
+// tried.
 constexpr std::array kNamed = {
-    Named{"cudnn_rnn", Unmeasured::Reserve},
+    Named{"cudnn_rnn_backward", Unmeasured::Reserve},
+    Named{"cudnn_rnn_flatten_weight", Unmeasured::Reserve},
     Named{"miopen_rnn", Unmeasured::Reserve},
     Named{"lstm_mps", Unmeasured::Reserve},
     Named{"mkldnn_rnn_layer_backward", Unmeasured::Reserve},

@@ -95,6 +95,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
     if (argument.name() == "train" && i > 0 && drops(own, schema.arguments()[i - 1])) op->train = i;
   }
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  if (own == "_cudnn_rnn") op->handed_back = 4;
   op->why_not = why_not_again(*handle);
   op->computing = computes(own) || is_part(own);
   op->repeatable = op->computing && op->why_not == Unmeasured::None;
@@ -251,6 +252,7 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
     const std::uint64_t start = ns == nullptr ? 0 : now_ns();
     op.handle.callBoxed(stack);
     if (ns != nullptr) *ns += now_ns() - start;
+    if (op.handed_back < stack.size()) stack[op.handed_back] = at::Tensor();
     return stack;
   } catch (const std::exception&) {
     return std::nullopt;

@@ -50,6 +50,7 @@ struct Op {
   c10::SmallVector<std::size_t, 2> written{};  // arguments that a run may change: to be copied
   std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
   std::size_t train = kNoArgument;             // or whether something is
+  std::size_t handed_back = kNoArgument;  // a result that is an argument: cuDNN's block of weights
 };
 
 // Whether the numbers are there to be read by ATen: of a strided tensor, not one of a compiler, of

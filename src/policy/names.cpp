@@ -128,6 +128,11 @@ struct Reached {
   Names<3> homes;
   Names<6> names;
 };
+constexpr Reached kAttention = {
+    {"scaled_dot_product_attention"},
+    {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+     "_scaled_dot_product_attention_math"}};
 constexpr Reached kReached[] = {
     {{"conv1d", "conv2d", "conv3d"},
      {"convolution", "_convolution", "_convolution_mode", "mkldnn_convolution", "cudnn_convolution",
@@ -160,16 +165,15 @@ constexpr Reached kReached[] = {
     {{"grid_sampler_2d"}, {"_grid_sampler_2d_cpu_fallback"}},
     {{"prelu"}, {"_prelu_kernel"}},
     {{"bilinear"}, {"_trilinear"}},
-    {{"scaled_dot_product_attention"},
-     {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
-      "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-      "_scaled_dot_product_attention_math"}},
+    kAttention,
 };
 
-// Ops of the dispatcher that Python calls by another name, which lists have (D17).
+// Ops of the dispatcher that Python calls by another name, which lists have (D17), and attention by
+// its kernels: nothing inside it has a rule.
 constexpr Reached kCalledAs[] = {
     {{"nll_loss_nd"}, {"nll_loss"}},
     {{"feature_dropout"}, {"dropout1d", "dropout2d", "dropout3d"}},
+    kAttention,
 };
 
 std::string dunder(std::string_view name) { return "__" + std::string(name) + "__"; }

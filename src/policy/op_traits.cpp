@@ -108,9 +108,11 @@ constexpr std::string_view kRefusingMixed =
 
 // They hand on what they were given, or sum in buffers of its dtype, or have a derivative of their
 // own, which takes what is inside to be of the dtype of their arguments. Of linear and matmul it is
-// their names that users write: a policy that leaves them out does not mean the mm inside.
+// their names that users write: a policy that leaves them out does not mean the mm inside. Nor does
+// one that leaves out attention, of whose kernels torch takes now one with a matmul, now another.
 constexpr std::string_view kOwnInsides =
-    "linear matmul linalg_matmul affine_grid_generator cdist pinverse pinv _sparse_addmm"
+    "linear matmul linalg_matmul scaled_dot_product_attention affine_grid_generator cdist pinverse "
+    "pinv _sparse_addmm"
     " _scaled_mm _scaled_mm_v2 _unsafe_masked_index _unsafe_masked_index_put_accumulate"
     " matrix_exp _safe_softmax native_dropout_backward t_copy isin _unique2 unique_dim"
     " unique_consecutive combinations cartesian_prod roll _chunk_cat";

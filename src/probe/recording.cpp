@@ -300,8 +300,10 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
   const auto most =
       evidence::kMostSampled / static_cast<std::int64_t>(std::max<std::size_t>(1, made.size()));
   std::uint64_t bytes = 0;
-  for (const at::Tensor& result : made) {
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    const at::Tensor& result = made[i];
     note_maker(result, running.number);
+    if (i == running.op->handed_back) continue;
     // A workspace, which nothing needs to fill.
     if (recurrent && result.defined() && result.scalar_type() == at::kByte) continue;
     const bool room = kept_bytes_.load() + bytes < kMostKeptBytes;

@@ -117,7 +117,7 @@ FELL_BACK = ("no kernel", FP32)
 @pytest.mark.parametrize("policy", DECISIONS)
 def test_norms_of_a_bfloat16_input_with_float32_weights(device, policy):
     """D14. A device that refuses such a mix runs the norm in float32, and the report says so (D42). The CPU takes it; of CUDA's
-    kernels those of layer_norm and group_norm refuse it, as far as torch's sources say.
+    kernels those of layer_norm and group_norm refuse it.
     """
     hmp.convert(policy=hmp.Policy.load(policy).with_low_dtype(BF16))
     for (name, norm), expected in zip(NORMS.items(), DECISIONS[policy]):
@@ -131,8 +131,29 @@ def test_norms_of_a_bfloat16_input_with_float32_weights(device, policy):
         y.float().square().sum().backward()
         assert (x.grad.dtype, w.grad.dtype, b.grad.dtype) == (BF16, FP32, FP32)
         (row,) = (row for row in report.to_dict()["rows"] if row["op"] == name)
-        refused = device == "cuda" and expected == ("lower", BF16) and name != "batch_norm"
+        refused = device != "cpu" and expected == ("lower", BF16) and name != "batch_norm"
         assert (row["decision"], y.dtype) in ([FELL_BACK, expected] if refused else [expected]), name
+
+
+@pytest.mark.parametrize("front_end", ["convert", "region"])
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm"])
+def test_a_device_refuses_a_norm_once(device, name, front_end):
+    """Each refusal is an exception, which takes longer than the norm (D42)."""
+    policy = hmp.Policy.load("hmp")
+    if front_end == "convert":
+        hmp.convert(policy=policy)
+    w, b = (torch.randn(WIDTH, device=device) for _ in range(2))
+    for low in (BF16, FP16):
+        x = torch.randn(16, WIDTH, device=device).to(low)
+        with hmp.autocast(device, policy=policy, enabled=front_end == "region"):
+            NORMS[name](x, w, b)
+            with torch.profiler.profile() as profile, hmp.report() as report:
+                y = NORMS[name](x, w, b)
+            alone = NORMS[name](x, None, None)
+        assert [event.name for event in profile.events()].count(f"aten::native_{name}") == 1
+        assert alone.dtype == BF16  # nothing is mixed
+        if device != "cpu":
+            assert (y.dtype, [row.decision for row in report.rows if row.op == name]) == (FP32, ["no kernel"])
 
 
 def test_compounds_are_reached(device):

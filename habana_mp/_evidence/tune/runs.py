@@ -164,18 +164,29 @@ class Runs:
             raise TypeError(f"the metric must return one number, not {returned!r:.80}") from None
 
     def report(self, policy: Policy, *, values: bool, formats: Sequence[str] = ()) -> tuple[Report, bool]:
-        """A report of the step, which runs once, and whether the step called backward. With values, frozen weights get gradients."""
+        """A report of the step, which runs once, and whether the step called backward. With values, frozen weights get gradients, unless no backward
+        pass of the outputs comes to its end, as of cuDNN's recurrent layers in eval mode: then the step runs once more, and no gradient is asked for.
+        """
 
-        def run() -> dict[str, Any]:
-            with self._state(policy, gradients=values), CastReport(values, own_thread=True, formats=formats) as report:
+        def run(gradients: bool = values) -> dict[str, Any]:
+            raised = False
+            with (
+                self._state(policy, gradients=gradients),
+                CastReport(values, own_thread=True, formats=formats) as report,
+            ):
                 outputs = self._called(self._step)[0]
                 backward = report._data().backward_seconds > 0
                 if (
-                    values
+                    gradients
                     and not backward
                     and any(each.requires_grad and each.is_floating_point() for each in numbers_of(outputs))
                 ):
-                    report.project(outputs, _PROJECTIONS)
+                    try:
+                        report.project(outputs, _PROJECTIONS)
+                    except Exception:  # noqa: BLE001 - of whatever the user's backward does
+                        raised = True
+            if raised:
+                return run(gradients=False)
             if values:
                 _core.clear_cache()  # graphs have asked for plain copies of weights, and inference packs those of no such weight
             return {**report.to_dict(), "calls_backward": backward}

@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from habana_mp import hmp
 
@@ -168,3 +169,30 @@ def test_compiled_code_runs_the_insides_alike(name):
     assert compiled(mat(), mat() + 1).dtype is F32
     hmp.revert()
     assert compiled(mat(), mat() + 1).dtype is F32
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], ids=lambda each: each.name)
+@pytest.mark.parametrize("front_end", ["convert", "region"])
+@pytest.mark.parametrize(
+    ("lower", "is_low"),
+    [
+        (["matmul", "bmm"], False),
+        (["scaled_dot_product_attention"], True),
+        (["_scaled_dot_product_flash_attention_for_cpu"], True),
+    ],
+    ids=str,
+)
+def test_attention_is_one_op_whatever_kernel_torch_takes(lower, is_low, front_end, kernel):
+    """One of them calls matmul: a list that names that alone does not mean it."""
+    q, k, v = torch.randn(3, 2, 4, 16, 32)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    policy = hmp.Policy.from_ops(lower=lower)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(kernel))
+        if front_end == "region":
+            stack.enter_context(hmp.autocast("cpu", policy=policy))
+        else:
+            hmp.convert(policy=policy)
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert found.dtype is (BF16 if is_low else F32)
+    torch.testing.assert_close(found.float(), exact, **({"rtol": 0.05, "atol": 0.02} if is_low else {}))

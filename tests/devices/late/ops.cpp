@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string_view>
 
 #include "memory.h"
@@ -248,18 +249,9 @@ void queue_with_results(const Call& call, Stack* stack) {
   const Stack known = call.without_data();
   const auto like = [&](const at::Tensor& tensor) { return call.like(tensor); };
   Stack results, targets;
-  // Kernels of the CPU keep its statistics in the dtype of the weights, which the other kernel does
-  // not know.
-  const bool mixed = call.schema.name() == "aten::native_group_norm" &&
-                     call.arguments[1].isTensor() && call.arguments[1].toTensor().defined();
-  const auto statistics = [&](const at::Tensor& tensor) {
-    return like(tensor.to(call.arguments[1].toTensor().scalar_type()));
-  };
   for (std::size_t i = 0; i < known.size(); ++i) {
     const auto argument = call.written_result(i);
-    results.push_back(argument         ? call.arguments[*argument]
-                      : mixed && i > 0 ? mapped(known[i], statistics)
-                                       : mapped(known[i], like));
+    results.push_back(argument ? call.arguments[*argument] : mapped(known[i], like));
     targets.push_back(argument ? c10::IValue()
                                : mapped(results.back(), [](const at::Tensor& tensor) {
                                    return tensor.defined() ? for_kernel(tensor) : tensor;
@@ -297,9 +289,24 @@ void run_now(const Call& call, Stack* stack) {
   }
 }
 
+// As kernels of CUDA do: numbers in a low dtype beside weights in another.
+void refuse_mixed_norm(const Call& call) {
+  if (call.schema.name() != "aten::native_layer_norm" &&
+      call.schema.name() != "aten::native_group_norm")
+    return;
+  std::vector<at::Tensor> given;
+  for (const c10::IValue& each : call.arguments)
+    std::ranges::copy(tensors_of(each), std::back_inserter(given));
+  for (const at::Tensor& each : given) {
+    TORCH_CHECK(each.scalar_type() == given.front().scalar_type(), "expected scalar type ",
+                given.front().scalar_type(), " but found ", each.scalar_type());
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
-  ++counts().kernels;
   const Call call(op, stack);
+  refuse_mixed_norm(call);
+  ++counts().kernels;
   const Unseen unseen;
   if (call.depends_on_numbers()) return run_now(call, stack);
   if (call.returns_arguments()) return queue_on_arguments(call, stack);

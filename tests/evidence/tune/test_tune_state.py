@@ -241,3 +241,24 @@ def test_inside_of_what_measures_it_is_refused():
     with pytest.raises(RuntimeError, match=r"^compare cannot run inside tune$"):
         hmp.tune(lambda: hmp.compare(step, None, "hmp") and step(), 1e-2)
     assert hmp.tune(step, 0.5, cost="numbers").error <= 0.5
+
+
+class NoBackward(torch.autograd.Function):
+    """As cuDNN's recurrent layers in eval mode: the outputs require gradients, and there are none."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("can only be called in training mode")
+
+
+def test_a_step_without_a_backward_pass_is_tuned_as_under_no_grad():
+    model = Model().eval()
+    found = hmp.tune(lambda: NoBackward.apply(model(X)), budget=0.02)
+    with torch.no_grad():
+        again = hmp.tune(lambda: model(X), budget=0.02)
+    assert found.error == pytest.approx(again.error, rel=1e-3)
+    assert "no gradient shows" in str(found)

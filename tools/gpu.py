@@ -1,7 +1,7 @@
 """The suite's device part and the benchmarks on a machine with CUDA: `make gpu`. Writes the row "CUDA" of docs/versions.md, and docs/benchmarks-gpu.md.
 
 The torch is that of the Python that runs this; no other one is installed. The environment build/gpu/venv sees its packages, adds the pins of the other
-requirements, and has the package built into it. Where pip reaches no package index, requirements that are there already will do.
+requirements, and has the package built into it, or a wheel of it. Where pip reaches no package index, requirements that are there already will do.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def run(python: str, found: Found, jobs: int, wheel: Path | None) -> int:
     print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped", flush=True)
     for name in counts.failures:
         print(f"    {name}")
-    write_row(found, counts, commit)
+    write_row(found, counts, commit if wheel is None else f"{wheel.name}, tests of {commit}")
     red = counts.failed > 0
     for name in BENCHMARKS:
         print(f"==> {name}", flush=True)

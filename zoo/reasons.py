@@ -67,10 +67,6 @@ DISAGREEMENTS: list[Reason] = [
         r"op/linalg_lu_solve",
         "`torch-cpu` lists `lu_solve`, and `convert` treats `torch.linalg.lu_solve` as the same op. They differ if the input is empty.",
     ),
-    Reason(
-        r"module/nn_LSTM",
-        "`convert` casts the inputs of `lstm`, `autocast` those of each layer. If you pass states in float32, the cell state stays float32 under `autocast`.",
-    ),
 ]
 # Of compiled code: "label policy: what".
 COMPILED: list[Reason] = [

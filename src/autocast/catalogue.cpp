@@ -70,6 +70,7 @@ Catalogue::Catalogue() {
                                .product = is_product(base),
                                .may_lack_low_kernel = habana_mp::may_lack_low_kernel(base),
                                .refuses_mixed = habana_mp::refuses_mixed(base),
+                               .norm = is_norm(base),
                                .insides = insides_of(base),
                                .layout = layout,
                                .int8 = int8,

@@ -23,7 +23,7 @@ struct Op {
   Form form;
   std::size_t index;  // among all
   // Of src/policy/op_traits.h:
-  bool computes, product, may_lack_low_kernel, refuses_mixed;
+  bool computes, product, may_lack_low_kernel, refuses_mixed, norm;
   Insides insides;
   Layout layout;  // of a weight that is packed for it
   Int8Op int8;

@@ -18,6 +18,7 @@
 #include "autocast/rules.h"
 #include "base/fork_safe_mutex.h"
 #include "call/errors.h"
+#include "cast/numbers.h"
 #include "listen/hears.h"
 #include "scope/casts_off.h"
 #include "scope/regions.h"
@@ -39,13 +40,16 @@ struct Plan {
   OpRule op{{Action::Inputs, DType::Other, false}, Insides::ByRules, false};
   c10::DeviceType device{};
   Seen seen{};
+  bool norm = false;
   // A mode of torch.export has the call, and is to see the op after our casts too
   // (habana_mp/_compiled/export.py).
   bool pre_dispatch = false;
 
   // Whether the rule casts nothing, and no listener wants the call.
   bool casts_nothing() const {
-    return op.rule.action == Action::Inputs ||
+    // It may be cast back, where the device refuses it.
+    const bool may_be_refused = norm && device != c10::DeviceType::CPU && may_lack_kernel();
+    return (op.rule.action == Action::Inputs && !may_be_refused) ||
            (seen.on_one_device() && habana_mp::casts_nothing(op.rule, seen.dtypes) &&
             !listen::anyone_listens() && !pre_dispatch);
   }
@@ -89,6 +93,7 @@ Plan plan_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
   plan.scope = here.scope;
   plan.pre_dispatch = keys.has(c10::DispatchKey::PreDispatch);
   plan.device = kDevices[device];
+  plan.norm = op.norm;
   return plan;
 }
 
@@ -128,15 +133,22 @@ bool lacks_kernel(const Plan& plan, const std::exception& error) {
   return plan.may_lack_kernel() && lacks_low_kernel(error);
 }
 
+NormCall norm_call(const Op& op, const Plan& plan, const Call& call) {
+  return {op.name, plan.device, plan.op.rule, call.described(), call.explicit_dtype()};
+}
+
+bool are_ordinary(const Call& call) {
+  const auto tensors = call.tensors();
+  return std::all_of(tensors.begin(), tensors.end(), is_ordinary);
+}
+
 void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
   Rule rule = plan.op.rule;
   if (is_int8(rule.action) && !call.has_int8_weight(op.int8)) rule.action = Action::Lower;
-  Decision decision = decide(rule, call.described(), call.explicit_dtype());
-  if (const DType low = mixed_norm(op.name, decision, call.described());
-      low != DType::Other && is_refused(op.name, low, plan.device)) {
-    decision = decide_without_low_kernel(rule, call.described(), call.explicit_dtype());
-  }
+  const Decision decision =
+      op.norm ? decide_norm(norm_call(op, plan, call), [&] { return are_ordinary(call); })
+              : decide(rule, call.described(), call.explicit_dtype());
   const bool int8 = is_int8(decision.cause);
   const bool casting = decision.cause != Cause::None && (int8 || call.any_to_cast(decision));
   listen::WatchedCall watched;
@@ -178,8 +190,7 @@ bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
   const Decision decision =
       decide_without_low_kernel(plan.op.rule, call.described(), call.explicit_dtype());
   if (decision.cause == Cause::None) return false;
-  const DType mixed = mixed_norm(
-      op.name, decide(plan.op.rule, call.described(), call.explicit_dtype()), call.described());
+  const bool may_remember = op.norm && are_ordinary(call);
   const AtomicGuard atomic(kAllKeys);
   listen::WatchedCall watched;
   if (listen::anyone_listens()) {
@@ -188,7 +199,7 @@ bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
   call.cast(decision, /*cached=*/false);
   op.handle.callBoxed(stack);
   notify_end(watched, call);
-  if (mixed != DType::Other) remember_refusal(op.name, mixed, plan.device);
+  if (may_remember) remember_refusal(norm_call(op, plan, call));
   return true;
 }
 

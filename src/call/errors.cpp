@@ -88,23 +88,31 @@ bool lacks_low_kernel(const std::exception& error) {
   return !of_python && blames_low_dtype(error.what());  // oneDNN throws a type of its own
 }
 
-DType mixed_norm(std::string_view op, const Decision& decision, std::span<const Arg> args) {
+DType mixed_norm(const NormCall& call, const Decision& decision) {
   DType low = DType::Other;
-  bool float32 = false;
-  for (const Arg& arg : args) {
+  bool weights = false;
+  for (const Arg& arg : call.arguments) {
     const DType dtype = decision.casts(arg) ? decision.to : arg.dtype;
-    if (arg.role == Role::Input && (dtype_bit(dtype) & kLowBits) != 0) low = dtype;
-    float32 = float32 || (arg.role == Role::Affine && dtype == DType::Float32);
+    if (arg.role == Role::Input) {
+      if ((dtype_bit(dtype) & kLowBits) != 0) low = dtype;
+    } else if (dtype != DType::Float32) {
+      return DType::Other;  // that is what was refused
+    } else {
+      weights = weights || arg.role == Role::Affine;
+    }
   }
-  return float32 && low != DType::Other && is_norm(op) ? low : DType::Other;
+  return weights ? low : DType::Other;
 }
 
 bool is_refused(std::string_view norm, DType low, c10::DeviceType device) {
   return (refusals(norm, low).load(std::memory_order_relaxed) & bit_of(device)) != 0;
 }
 
-void remember_refusal(std::string_view norm, DType low, c10::DeviceType device) {
-  refusals(norm, low).fetch_or(bit_of(device), std::memory_order_relaxed);
+void remember_refusal(const NormCall& call) {
+  if (call.device == c10::DeviceType::CPU) return;
+  const DType low = mixed_norm(call, decide(call.rule, call.arguments, call.explicit_dtype));
+  if (low == DType::Other) return;
+  refusals(call.norm, low).fetch_or(bit_of(call.device), std::memory_order_relaxed);
 }
 
 std::string no_kernel_text(std::span<const Arg> arguments, DType low) {

@@ -32,13 +32,33 @@ bool lacks_low_kernel(const std::exception& error);
 // what the policy runs its lower list in, which is meant where no argument is low.
 std::string no_kernel_text(std::span<const Arg> arguments, DType low);
 
-// Norms with an input in a low dtype beside float32 weights (D14): a device that has refused one
-// refuses all, and to hear that from it once more takes longer than the norm. The low dtype of such
-// a call, after the casts; Other of any other call.
-DType mixed_norm(std::string_view op, const Decision& decision, std::span<const Arg> args);
+// A norm with its input in a low dtype beside float32 weights (D14). An accelerator that has
+// refused one refuses that norm each time, and to hear it once more takes longer than the norm.
+struct NormCall {
+  std::string_view norm;
+  c10::DeviceType device;
+  Rule rule;
+  std::span<const Arg> arguments;
+  bool explicit_dtype;
+};
+// The low dtype of such a call after the casts; Other of any other.
+DType mixed_norm(const NormCall& call, const Decision& decision);
 bool is_refused(std::string_view norm, DType low, c10::DeviceType device);
-// Of a call that has failed and ran in float32.
-void remember_refusal(std::string_view norm, DType low, c10::DeviceType device);
+// Of a call of ordinary tensors that has failed and then ran in float32.
+void remember_refusal(const NormCall& call);
+
+// The decision about a norm, or float32 where such a call has failed before. A tracer or a
+// transform is to see what the rule wants, whatever ran before it: `is_ordinary` says of the
+// tensors that there is none.
+template <typename IsOrdinary>
+Decision decide_norm(const NormCall& call, const IsOrdinary& is_ordinary) {
+  const Decision decision = decide(call.rule, call.arguments, call.explicit_dtype);
+  if (call.device == c10::DeviceType::CPU) return decision;
+  const DType low = mixed_norm(call, decision);
+  if (low == DType::Other || !is_refused(call.norm, low, call.device) || !is_ordinary())
+    return decision;
+  return decide_without_low_kernel(call.rule, call.arguments, call.explicit_dtype);
+}
 
 // The note on an error that blames a low dtype and cannot be helped (D42): which op made the tensor
 // low, which list line says so and which edit helps. What Python knows of it is asked of Python:

@@ -62,8 +62,6 @@ class Arguments {
   std::span<const Arg> described() const { return {args_, size_}; }
   const FoundTensor& tensor(std::size_t i) const { return found_[i]; }
   std::size_t size() const { return size_; }
-  // That of the first tensor.
-  c10::DeviceType device() const { return THPVariable_Unpack(found_[0].object).device().type(); }
   bool has(DType dtype) const {
     const auto all = described();
     return std::ranges::any_of(all, [dtype](const Arg& arg) { return arg.dtype == dtype; });

@@ -249,13 +249,10 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     }
     rule.action = Action::Lower;
   }
-  Decision decision = decide(rule, arguments.described(), arguments.explicit_dtype());
-  if (op.form.norm) {
-    const DType low = mixed_norm(*op.name, decision, arguments.described());
-    if (low != DType::Other && is_refused(*op.name, low, arguments.device())) {
-      decision = decide_without_low_kernel(rule, arguments.described(), arguments.explicit_dtype());
-    }
-  }
+  const Decision decision =
+      op.form.norm && arguments.size() > 0
+          ? decide_norm(norm_call(op, arguments), [&] { return are_ordinary(arguments); })
+          : decide(rule, arguments.described(), arguments.explicit_dtype());
   const auto [casting, traced] = to_cast(arguments, decision);
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);

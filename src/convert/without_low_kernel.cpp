@@ -6,6 +6,7 @@
 
 #include "base/torch_private.h"
 #include "call/errors.h"
+#include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"
@@ -58,6 +59,18 @@ c10::SmallVector<at::Tensor, 8> low_tensors(const Arguments& arguments) {
 
 }  // namespace
 
+NormCall norm_call(const PatchedOp& op, const Arguments& arguments) {
+  const c10::DeviceType device = THPVariable_Unpack(arguments.tensor(0).object).device().type();
+  return {*op.name, device, op.rule, arguments.described(), arguments.explicit_dtype()};
+}
+
+bool are_ordinary(const Arguments& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!is_ordinary(THPVariable_Unpack(arguments.tensor(i).object))) return false;
+  }
+  return true;
+}
+
 PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                              PyObject* kwnames, listen::WatchedCall& watched) {
   // Of the others a compound alone is patched, for its insides.
@@ -77,9 +90,7 @@ PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::si
   if (decision.cause != Cause::None && may_be_made_again(arguments)) {
     watched.abandon();
     if (PyObject* result = call_again(op, arguments, decision, args, positional, kwnames)) {
-      const Decision failed = decide(op.rule, arguments.described(), arguments.explicit_dtype());
-      const DType mixed = mixed_norm(*op.name, failed, arguments.described());
-      if (mixed != DType::Other) remember_refusal(*op.name, mixed, arguments.device());
+      if (op.form.norm && are_ordinary(arguments)) remember_refusal(norm_call(op, arguments));
       return result;
     }
     PyErr_Clear();  // the first error is the one to see

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "call/errors.h"
+#include "convert/arguments.h"
 #include "convert/patched_op.h"
 #include "listen/watched_call.h"
 
@@ -15,5 +17,9 @@ namespace habana_mp {
 // error stays set, with a note where it blames a low dtype, and the result is null.
 PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                              PyObject* kwnames, listen::WatchedCall& watched);
+
+// A call of a norm, which has a tensor.
+NormCall norm_call(const PatchedOp& op, const Arguments& arguments);
+bool are_ordinary(const Arguments& arguments);
 
 }  // namespace habana_mp

@@ -21,9 +21,9 @@ struct Named {
   Unmeasured why;
 };
 
-// What no schema says. The backward of recurrent layers, but of torch's own cells, consumes what
-// the forward keeps in reserve, in its dtype; so does that of batch norms. MIOpen's was never
-// tried.
+// What no schema says. The backward of recurrent layers, except torch's own cells, consumes what
+// the forward keeps in reserve, in its dtype; so does that of batch norms. cuDNN's blocks of
+// weights are views into one memory, and MIOpen's forward was never run.
 constexpr std::array kNamed = {
     Named{"cudnn_rnn_backward", Unmeasured::Reserve},
     Named{"cudnn_rnn_flatten_weight", Unmeasured::Reserve},

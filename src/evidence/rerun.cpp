@@ -229,6 +229,11 @@ std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments
   return copies;
 }
 
+std::vector<c10::IValue> results_of(const Op& op, std::vector<c10::IValue> returned) {
+  if (op.handed_back < returned.size()) returned[op.handed_back] = at::Tensor();
+  return returned;
+}
+
 std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
                                        const Change& change, std::uint64_t* ns) {
   try {
@@ -252,8 +257,7 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
     const std::uint64_t start = ns == nullptr ? 0 : now_ns();
     op.handle.callBoxed(stack);
     if (ns != nullptr) *ns += now_ns() - start;
-    if (op.handed_back < stack.size()) stack[op.handed_back] = at::Tensor();
-    return stack;
+    return results_of(op, std::move(stack));
   } catch (const std::exception&) {
     return std::nullopt;
   }

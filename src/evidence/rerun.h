@@ -91,6 +91,9 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
 // and for a number of Python, such as the eps of a norm, which may be as small as it likes.
 at::Tensor addend_of(const Op& op, c10::ArrayRef<c10::IValue> arguments, const Change& change);
 
+// What a call has returned, but for what it was given.
+std::vector<c10::IValue> results_of(const Op& op, std::vector<c10::IValue> returned);
+
 // One result of a call, beside that of another run of it.
 struct Compared {
   at::Tensor result, other;

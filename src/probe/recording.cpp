@@ -38,7 +38,7 @@ std::uint64_t hash_of_sizes(const at::Tensor& tensor) {
 // What a call has written: a fused step of an optimizer returns nothing.
 std::vector<c10::IValue> results_of(const evidence::Op& op, const at::RecordFunction& call,
                                     const std::vector<c10::IValue>& arguments) {
-  if (!op.handle.schema().returns().empty()) return call.outputs();
+  if (!op.handle.schema().returns().empty()) return evidence::results_of(op, call.outputs());
   std::vector<c10::IValue> written;
   for (const std::size_t i : op.written) {
     if (i < arguments.size()) written.push_back(arguments[i]);
@@ -300,10 +300,8 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
   const auto most =
       evidence::kMostSampled / static_cast<std::int64_t>(std::max<std::size_t>(1, made.size()));
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < made.size(); ++i) {
-    const at::Tensor& result = made[i];
+  for (const at::Tensor& result : made) {
     note_maker(result, running.number);
-    if (i == running.op->handed_back) continue;
     // A workspace, which nothing needs to fill.
     if (recurrent && result.defined() && result.scalar_type() == at::kByte) continue;
     const bool room = kept_bytes_.load() + bytes < kMostKeptBytes;

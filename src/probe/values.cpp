@@ -271,7 +271,8 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
   const std::uint64_t start = now_ns();
   if (!context.backward) values.ran_ns = start - context.start;
   (context.backward ? values.backward_calls : values.calls) = 1;
-  const bool low = ran_low(context, call.outputs());
+  const std::vector<c10::IValue> results = evidence::results_of(*context.op, call.outputs());
+  const bool low = ran_low(context, results);
   const bool shadowed = !context.backward && is_shadowed(context);
   const report::Measure measure = measure_of(context);
   if (!low && !shadowed && !measure.what_if) return;
@@ -279,17 +280,17 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
     const evidence::OutOfSight out_of_sight;
     if (low) {
       if (context.backward) values.backward_ran_ns = start - context.start;
-      measure_low_run(context, call.outputs(), measure, values, waiting);
+      measure_low_run(context, results, measure, values, waiting);
       // Not of one that computes from float32 too, and would round in the low dtype.
       const bool exact = values.ran.squares == 0 && values.low.squares == 0;
       if (!context.backward && exact && values.ran.reference_squares > 0)
-        pass_on(context, call.outputs(), waiting);
+        pass_on(context, results, waiting);
     } else if (shadowed) {
-      add(values, follow_shadows(context, call.outputs(), {}, waiting));
+      add(values, follow_shadows(context, results, {}, waiting));
     }
     if (measure.what_if) {
-      if (!low) measure_what_if(context, call.outputs(), measure, values, waiting);
-      measure_absorbed(context, call.outputs(), values);
+      if (!low) measure_what_if(context, results, measure, values, waiting);
+      measure_absorbed(context, results, values);
     }
   }
   find_inner(context, call.outputs(), waiting);

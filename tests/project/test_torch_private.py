@@ -69,6 +69,7 @@ TYPES = {
     "PADS.home": types.ModuleType,
     "MKLDNN.layout": torch.layout,
     "LOAD.registry": list,
+    "TRACED_CODE.seen": list,
     "COPIES.shallow": dict,
     "COPIES.deep": dict,
     "HPU_BACKEND.names": dict,
@@ -307,7 +308,7 @@ for path, lost, use in json.load(sys.stdin):
 """``use`` None: what needs more than a line, or what torch itself cannot do without, is asked by ``works``, as its user does."""
 
 # Without it Dynamo cannot be reset, which convert does where Dynamo is imported, and asking for the name imports it.
-NEEDED_BY_DYNAMO = [("COMPILED_GRAPHS", "begins")]
+NEEDED_BY_DYNAMO = [("COMPILED_GRAPHS", "begins"), ("TRACED_CODE", "seen")]
 COMPILERS = ("torch._dynamo", "torch._functorch", "torch._inductor")
 # Those of compilers are last: their imports take seconds, and most programs convert without them.
 REMOVED = sorted(

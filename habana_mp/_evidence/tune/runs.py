@@ -183,7 +183,9 @@ class Runs:
                 ):
                     try:
                         report.project(outputs, _PROJECTIONS)
-                    except Exception:  # noqa: BLE001 - of whatever the user's backward does
+                    except torch.OutOfMemoryError:
+                        raise
+                    except RuntimeError:  # of a kernel, or of what the user has written
                         raised = True
             if raised:
                 return run(gradients=False)

@@ -166,7 +166,7 @@ class Simulation:
             yield number, Left(rounded=self._rounded(number, moved, listed)) if number in moved else Left()
 
     def _stays_low_inside(self, number: int, moved: Mapping[int, str]) -> bool:
-        """Whether a list keeps something inside of a row low: attention in float32 with its ``matmul`` in a list."""
+        """Whether a list keeps something inside of a row low: a GRU in float32 with ``linear`` in a list."""
         return any(row not in moved for row in self._kept_low(self._inside.get(number, ())))
 
     def _wide_part(self, number: int, moved: dict[int, str]) -> float:

@@ -19,7 +19,7 @@ from habana_mp import hmp
 
 # By what schemas say, without the table of src/evidence/repeatable.cpp.
 RESERVES = re.compile(r"workspace|reserve|layers_?outputs", re.IGNORECASE)
-# Recurrent layers of the vendors' libraries, but for oneDNN's forward pass, which is pure.
+# Recurrent layers of the vendors' libraries, but for forward passes: oneDNN's and cuDNN's are pure, where they drop nothing.
 VENDORS = re.compile(
     r"^aten::_?(cudnn_rnn|miopen_rnn|lstm_mps|mkldnn_rnn_layer_backward|cudnn_.*attention|.*cudnn_attention)"
 )

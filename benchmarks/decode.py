@@ -170,7 +170,8 @@ def decodings(name: str, decoder: Decoder, effort: Effort) -> tuple[list[Compari
             torch.set_num_threads(threads)
             all_ways = ways(plain, low)
             if decoder.is_llama:
-                all_ways |= ways_of_llama(plain, effort.compiled, batch, threads)
+                # Weights that compiled code was given are packed late: it has its own.
+                all_ways |= ways_of_llama(copy.deepcopy(plain), effort.compiled, batch, threads)
             visits = {each: functools.partial(way.decode, prompt, effort.tokens) for each, way in all_ways.items()}
             taken = take_turns(visits, effort.rounds)
             what = f"{name}, batch {batch}, {threads} thread{'s' * (threads > 1)}"

@@ -172,7 +172,6 @@ TRACE_RULES = Feature(
     look_up="torch._dynamo.trace_rules:_lookup_inner",
     methods="torch._dynamo.trace_rules:get_tensor_method",
 )
-# Code that Dynamo was given since it dropped all.
 TRACED_CODE = Feature("hmp.convert and hmp.revert take longer", seen="torch._dynamo.convert_frame:input_codes.seen")
 # The guard of a module that had no hooks, which guards on nothing, and the one of a length.
 HOOK_GUARDS = Feature(

@@ -29,8 +29,12 @@ HEAD = "| device | what ran | on | result | date | commit |"
 NEEDED = (
     "click graphviz Jinja2 msgspec networkx rich safetensors cmake ninja pybind11 scikit-build-core pytest pytest-timeout pytest-xdist matplotlib transformers"
 ).split()
-_MINIMUM = re.search(r'"torch>=(\d+)\.(\d+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+_PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+_MINIMUM = re.search(r'"torch>=(\d+)\.(\d+)', _PROJECT)
+_PATHS_OF_TESTS = re.search(r"^pythonpath = \[(.*)\]", _PROJECT, re.MULTILINE)
 assert _MINIMUM
+assert _PATHS_OF_TESTS
+_PATHS = re.findall(r'"([^"]+)"', _PATHS_OF_TESTS[1])
 OLDEST = int(_MINIMUM[1]), int(_MINIMUM[2])
 ACCEPTED = f"make gpu takes a Python that has torch {OLDEST[0]}.{OLDEST[1]} or later and sees a CUDA device: make gpu PYTHON=/path/to/python"
 
@@ -172,8 +176,8 @@ def test(venv: Path, results: Path, jobs: int) -> Counts:
     report = results / "devices.xml"
     # A plugin that the Python may have warns that it measures nothing beside other workers. Nothing may find the package in ROOT, where it has no
     # core if a wheel was installed.
-    paths = "pythonpath=tests/shared tests/shared/models tests/shared/pages tests/devices"
-    options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(jobs), "-o", paths]
+    paths = " ".join(path for path in _PATHS if path != ".")
+    options = ["-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(jobs), "-o", f"pythonpath={paths}"]
     command = [str(venv / "bin/python"), "-m", "pytest", *options, str(ROOT / TESTS), f"--junitxml={report}"]
     with (results / "tests.log").open("w") as log:
         code = subprocess.run(

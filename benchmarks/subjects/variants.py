@@ -87,7 +87,7 @@ class Turns:
     visit_seconds: float
 
 
-# The machine with a GPU is not shared.
+# A machine with a GPU is had for minutes.
 SECONDS = 5 if DEVICE == "cpu" else 1.5
 QUICK_TURNS = Turns(rounds=1, seconds=0, runs=1, visit_seconds=0)
 

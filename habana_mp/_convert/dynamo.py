@@ -61,7 +61,7 @@ def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
 def drop_stale_graphs() -> None:
     """Graphs compiled under another policy hold its casts; compiled functions compile again at their next call.
 
-    Where there are none torch is not asked: up to 2.13 it imports Inductor for that on a machine with CUDA, for seconds.
+    Where there are none torch is not asked: on a machine with CUDA it imports Inductor for that, which takes a second.
     """
     if DYNAMO in sys.modules and TRACED_CODE.get("seen") != []:
         torch.compiler.reset()

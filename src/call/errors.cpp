@@ -34,6 +34,24 @@ std::uint32_t bit_of(c10::DeviceType device) {
   return std::uint32_t{1} << static_cast<unsigned>(device);
 }
 
+// The low dtype that the norm has its input in after the casts, beside float32 weights; Other of
+// any other call.
+DType mixed_norm(const NormCall& call, const Decision& decision) {
+  DType low = DType::Other;
+  bool weights = false;
+  for (const Arg& arg : call.arguments) {
+    const DType dtype = decision.casts(arg) ? decision.to : arg.dtype;
+    if (arg.role == Role::Input) {
+      if ((dtype_bit(dtype) & kLowBits) != 0) low = dtype;
+    } else if (dtype != DType::Float32) {
+      return DType::Other;  // that is what was refused
+    } else {
+      weights = weights || arg.role == Role::Affine;
+    }
+  }
+  return weights ? low : DType::Other;
+}
+
 }  // namespace
 
 std::string refusal(std::string_view op, std::string_view rule) {
@@ -88,24 +106,15 @@ bool lacks_low_kernel(const std::exception& error) {
   return !of_python && blames_low_dtype(error.what());  // oneDNN throws a type of its own
 }
 
-DType mixed_norm(const NormCall& call, const Decision& decision) {
-  DType low = DType::Other;
-  bool weights = false;
-  for (const Arg& arg : call.arguments) {
-    const DType dtype = decision.casts(arg) ? decision.to : arg.dtype;
-    if (arg.role == Role::Input) {
-      if ((dtype_bit(dtype) & kLowBits) != 0) low = dtype;
-    } else if (dtype != DType::Float32) {
-      return DType::Other;  // that is what was refused
-    } else {
-      weights = weights || arg.role == Role::Affine;
-    }
-  }
-  return weights ? low : DType::Other;
-}
-
-bool is_refused(std::string_view norm, DType low, c10::DeviceType device) {
-  return (refusals(norm, low).load(std::memory_order_relaxed) & bit_of(device)) != 0;
+Decision decide_norm(const NormCall& call, c10::function_ref<bool()> is_ordinary) {
+  const Decision decision = decide(call.rule, call.arguments, call.explicit_dtype);
+  if (call.device == c10::DeviceType::CPU) return decision;
+  const DType low = mixed_norm(call, decision);
+  if (low == DType::Other) return decision;
+  const bool refused =
+      (refusals(call.norm, low).load(std::memory_order_relaxed) & bit_of(call.device)) != 0;
+  if (!refused || !is_ordinary()) return decision;
+  return decide_without_low_kernel(call.rule, call.arguments, call.explicit_dtype);
 }
 
 void remember_refusal(const NormCall& call) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <pybind11/pybind11.h>
 
 #include <exception>
@@ -41,24 +42,13 @@ struct NormCall {
   std::span<const Arg> arguments;
   bool explicit_dtype;
 };
-// The low dtype of such a call after the casts; Other of any other.
-DType mixed_norm(const NormCall& call, const Decision& decision);
-bool is_refused(std::string_view norm, DType low, c10::DeviceType device);
-// Of a call of ordinary tensors that has failed and then ran in float32.
-void remember_refusal(const NormCall& call);
 
 // The decision about a norm, or float32 where such a call has failed before. A tracer or a
 // transform is to see what the rule wants, whatever ran before it: `is_ordinary` says of the
 // tensors that there is none.
-template <typename IsOrdinary>
-Decision decide_norm(const NormCall& call, const IsOrdinary& is_ordinary) {
-  const Decision decision = decide(call.rule, call.arguments, call.explicit_dtype);
-  if (call.device == c10::DeviceType::CPU) return decision;
-  const DType low = mixed_norm(call, decision);
-  if (low == DType::Other || !is_refused(call.norm, low, call.device) || !is_ordinary())
-    return decision;
-  return decide_without_low_kernel(call.rule, call.arguments, call.explicit_dtype);
-}
+Decision decide_norm(const NormCall& call, c10::function_ref<bool()> is_ordinary);
+// Of a call of ordinary tensors that has failed and then ran in float32.
+void remember_refusal(const NormCall& call);
 
 // The note on an error that blames a low dtype and cannot be helped (D42): which op made the tensor
 // low, which list line says so and which edit helps. What Python knows of it is asked of Python:

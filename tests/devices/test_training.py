@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import re
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from habana_mp import hmp
 
@@ -158,6 +160,38 @@ def test_a_device_refuses_a_norm_once(device, name, front_end):
         assert alone.dtype == low  # nothing is mixed
         if device != "cpu":
             assert (y.dtype, [row.decision for row in report.rows if row.op == name]) == (FP32, ["no kernel"])
+
+
+# What may be refused for another reason than the mix (D42).
+ODD_NORMS = {
+    "a low bias": lambda norm, x, w: norm(x, w, w.to(x.dtype)),
+    "vmap": lambda norm, x, w: torch.vmap(lambda each: norm(each, w, w))(x.unsqueeze(0)),
+}
+
+
+@pytest.mark.parametrize("front_end", ["convert", "region"])
+@pytest.mark.parametrize("odd", ODD_NORMS)
+def test_an_odd_norm_changes_no_other(device, odd, front_end):
+    policy = hmp.Policy.load("hmp")
+    if front_end == "convert":
+        hmp.convert(policy=policy)
+    x, w = torch.randn(16, WIDTH, device=device).to(BF16), torch.ones(WIDTH, device=device)
+    with hmp.autocast(device, policy=policy, enabled=front_end == "region"):
+        before = NORMS["batch_norm"](x, w, w).dtype
+        with contextlib.suppress(RuntimeError):
+            ODD_NORMS[odd](NORMS["batch_norm"], x, w)
+        assert NORMS["batch_norm"](x, w, w).dtype == before == BF16
+
+
+def test_a_refusal_changes_no_trace(device):
+    """A tracer sees what the rule wants, before a device has refused the norm and after (D42)."""
+    x, w = torch.randn(16, WIDTH, device=device).to(BF16), torch.ones(WIDTH, device=device)
+    hmp.convert()
+    traced = []
+    for _ in range(2):
+        traced.append(make_fx(lambda x, w: NORMS["layer_norm"](x, w, w), tracing_mode="fake")(x, w).code)
+        NORMS["layer_norm"](x, w, w)
+    assert traced[0] == traced[1]
 
 
 def test_compounds_are_reached(device):

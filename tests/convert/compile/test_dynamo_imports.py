@@ -49,7 +49,7 @@ class TestImportOrder:
         assert run_python(self.PROGRAM, order) == "done\n"
 
     def test_nothing_is_dropped_where_nothing_was_compiled(self):
-        """On a machine with CUDA torch up to 2.13 imports Inductor to drop what it has, for seconds."""
+        """On a machine with CUDA torch imports Inductor to drop what it has, for a second."""
         program = """
             import logging, torch, torch._dynamo
             from habana_mp import hmp

@@ -289,17 +289,18 @@ void run_now(const Call& call, Stack* stack) {
   }
 }
 
-// As kernels of CUDA do: numbers in a low dtype beside weights in another.
+// As kernels of CUDA do: numbers in a low dtype beside weights in another, but of batch norms,
+// which refuse two weights of two dtypes.
 void refuse_mixed_norm(const Call& call) {
-  if (call.schema.name() != "aten::native_layer_norm" &&
-      call.schema.name() != "aten::native_group_norm")
-    return;
-  std::vector<at::Tensor> given;
-  for (const c10::IValue& each : call.arguments)
-    std::ranges::copy(tensors_of(each), std::back_inserter(given));
-  for (const at::Tensor& each : given) {
-    TORCH_CHECK(each.scalar_type() == given.front().scalar_type(), "expected scalar type ",
-                given.front().scalar_type(), " but found ", each.scalar_type());
+  const std::string& name = call.schema.name();
+  const bool batch = name == "aten::native_batch_norm";
+  if (!batch && name != "aten::native_layer_norm" && name != "aten::native_group_norm") return;
+  std::vector<at::Tensor> alike;
+  for (std::size_t i = batch ? 1 : 0; i < (batch ? 3 : call.arguments.size()); ++i)
+    std::ranges::copy(tensors_of(call.arguments[i]), std::back_inserter(alike));
+  for (const at::Tensor& each : alike) {
+    TORCH_CHECK(each.scalar_type() == alike.front().scalar_type(), "expected scalar type ",
+                alike.front().scalar_type(), " but found ", each.scalar_type());
   }
 }
 

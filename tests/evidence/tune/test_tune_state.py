@@ -255,6 +255,18 @@ class NoBackward(torch.autograd.Function):
         raise RuntimeError("can only be called in training mode")
 
 
+class NoMemory(NoBackward):
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("no memory")
+
+
+def test_a_step_whose_backward_pass_has_no_memory_raises():
+    model = Model()
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        hmp.tune(lambda: NoMemory.apply(model(X)), budget=0.02)
+
+
 def test_a_step_without_a_backward_pass_is_tuned_as_under_no_grad():
     model = Model().eval()
     found = hmp.tune(lambda: NoBackward.apply(model(X)), budget=0.02)

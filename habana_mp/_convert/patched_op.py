@@ -19,7 +19,6 @@ from habana_mp._convert.call_form import CallForm, call_form, override_function
 from habana_mp._convert.rule import Rule
 from habana_mp._convert.traced_weights import (
     WEIGHTS,
-    WEIGHTS_OF_FUNCTIONS,
     WeightOp,
     constant,
     find_exports,
@@ -60,7 +59,6 @@ class PatchedOp:
     listed_name: str
     is_compound: bool  # made of other ops in C++, or calls what is
     weight_op: WeightOp | None = None  # that of ours in its place in a trace; None where there is none
-    weights: frozenset[int | str] = frozenset()  # where a weight may stand uncast in a trace
     __wrapped__: Callable[..., Any]
     __name__: str
     __qualname__: str
@@ -99,15 +97,12 @@ class PatchedOp:
                     return self.original(*args, **kwargs)
         described = _described(form, args, kwargs)
         to, cause, roles = _decide(action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
-        # Traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one.
-        takes_weights = self.weight_op is not None or (form.python and not rule.listed)
-        weights = self.weights if cause and takes_weights else None
-        if weights and self._takes_weight(args, kwargs, to):
+        # Traced code passes weights on uncast, to an op of ours.
+        if cause and self.weight_op is not None and self._takes_weight(self.weight_op, args, kwargs, to):
             find_exports()
-            args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=weights)
-            if self.weight_op is not None:
-                return self.weight_op(args, kwargs, DTYPES[to])
-        elif cause:
+            args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=False)
+            return self.weight_op(args, kwargs, DTYPES[to])
+        if cause:
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
         if form.python and rule.listed and action in (LOWER, FP32):
             with CastsSwitched(off=True):  # D19
@@ -118,7 +113,7 @@ class PatchedOp:
                 return self.original(*args, **kwargs)
         return self.original(*args, **kwargs)
 
-    def _takes_weight(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: int) -> bool:
+    def _takes_weight(self, op: WeightOp, args: tuple[Any, ...], kwargs: dict[str, Any], to: int) -> bool:
         """Whether the traced call has a weight for the cache, records no graph, and is not cast to another dtype by autocast."""
         # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
         if to not in _LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
@@ -127,7 +122,7 @@ class PatchedOp:
         if any(isinstance(value, str) for _, value in given):
             return False
         # Torch's functions have other names of arguments, too, as in torch.mm(input=x, mat2=w).
-        if self.weight_op is not None and not all(place in self.weight_op.places for place, _ in given):
+        if not all(place in op.places for place, _ in given):
             return False
         tensors = [(place, value) for place, value in given if isinstance(value, torch.Tensor)]
         if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
@@ -135,7 +130,7 @@ class PatchedOp:
         if _may_be_recast(self.listed_name, to):
             return False
         return any(
-            place in self.weights and is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
+            place in WEIGHTS and is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
             for place, tensor in tensors
         )
 
@@ -199,9 +194,7 @@ def patched_op(home: Home, original: Callable[..., Any]) -> PatchedOp:
         op.home = home.path
         # A call as aten has it: nothing written, and its arguments in their order.
         if name in _core.WEIGHT_OPS and not op.form.in_place and not op.form.python:
-            op.weight_op, op.weights = WeightOp(name), WEIGHTS
-        elif name in WEIGHTS_OF_FUNCTIONS:
-            op.weights = WEIGHTS_OF_FUNCTIONS[name]
+            op.weight_op = WeightOp(name)
         module, _, path = home.path.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
@@ -340,9 +333,9 @@ def _cast_arguments(
     to: int,
     roles: int,
     *,
-    weights: frozenset[int | str] = frozenset(),
+    weights: bool = True,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``, but for ``weights``."""
+    """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``, on demand without weights."""
     flagged = _in_place(form, args, kwargs)
     done: list[tuple[Any, Any]] = []
 
@@ -361,7 +354,7 @@ def _cast_arguments(
     def replace(place: int | str, value: Any) -> Any:
         if not roles >> _role(form, flagged, place) & 1:
             return value
-        if place in weights and isinstance(value, torch.Tensor) and is_parameter(value):
+        if not weights and place in WEIGHTS and isinstance(value, torch.Tensor) and is_parameter(value):
             return value
         if isinstance(value, (list, tuple)):
             items = [cast(item) for item in value]

@@ -13,11 +13,8 @@ from habana_mp import _weights
 from habana_mp._torch_private import WEIGHT_OPS, run_while_traced
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
+# Where tensors are in calls of the ops of src/call/weight_ops.inc.
 WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
-WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
-    "multi_head_attention_forward": frozenset((5, 6, 11, 12, "q_proj_weight", "k_proj_weight", "v_proj_weight"))
-}
 
 
 def constant(function: _F) -> _F:

@@ -131,7 +131,7 @@ PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
 bool is_of_traced_weight(const PatchedOp& op, const Arguments& arguments,
                          const Decision& decision) {
   const auto self = py::reinterpret_borrow<py::object>(as_object(op));
-  if (PyObject_IsTrue(self.attr("weights").ptr()) != 1 || may_be_recast(*op.name, decision.to)) {
+  if (self.attr("weight_op").is_none() || may_be_recast(*op.name, decision.to)) {
     return false;
   }
   for (std::size_t i = 0; i < arguments.size(); ++i) {

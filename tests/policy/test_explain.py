@@ -205,7 +205,7 @@ SEVERAL = {
     "two ops": (("softmax", "mm"), ["softmax", "mm"]),
     "the same twice": (("mm", "torch.mm", "bmm"), ["mm", "bmm"]),
     "a part": (("_pool2d",), ["avg_pool2d", "max_pool2d"]),
-    "a part in capitals": (("Attention",), ["multi_head_attention_forward", "scaled_dot_product_attention"]),
+    "a part in capitals": (("Attention",), ["scaled_dot_product_attention"]),
     "a module by name": (("nn.MultiheadAttention",), ["bmm", "softmax", "dropout", "linear"]),
     "with torch": (("torch.nn.Linear", "softmax"), ["linear", "softmax"]),
     "its class": ((torch.nn.Conv2d,), ["conv2d"]),

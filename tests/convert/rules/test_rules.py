@@ -231,6 +231,22 @@ def test_attention_follows_the_lists_inside(capsys):
     assert sum("softmax" in line for line in lines) == 1, named
 
 
+@pytest.mark.parametrize("edit", ["+softmax:fp32", "+linear:fp32", "+linear:int8", "+linear:weight_int8"])
+def test_attention_in_no_list_casts_no_weight_before_its_linears(edit):
+    """D15, D19: they take the model's weights, rounded once, as in a region, and their copies stay in the cache."""
+    edited = hmp.Policy.load("hmp").with_edits(edit)
+    module = nn.MultiheadAttention(64, 4).eval().requires_grad_(False)
+    a = torch.randn(3, 2, 64, dtype=BF16)
+    with hmp.autocast("cpu", policy=edited):
+        expected = module(a, a, a)[0]
+    hmp.convert(policy=edited)
+    for _ in range(3):
+        assert torch.equal(module(a, a, a)[0], expected)
+    before = hmp.cache.info()
+    module(a, a, a)
+    assert (hmp.cache.info().misses, hmp.cache.info().invalidated) == (before.misses, before.invalidated)
+
+
 def test_an_error_inside_an_atomic_op_leaves_casts_on():
     hmp.convert()
     for dtype in (F32, BF16):

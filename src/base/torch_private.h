@@ -90,9 +90,18 @@ inline std::size_t most_known_holds(const at::Tensor& tensor) {
   return accumulator->post_hooks().empty() ? 2 : 5;
 }
 
-// Whether nobody but the storage holds its Python object.
+// Whether a tensor has a tangent of forward-mode AD. torch looks for it under a lock of the tensor,
+// under which it also waits for the GIL: so it is asked only of a tensor that has had one.
+inline bool has_tangent(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && meta->fw_grad_ != nullptr && tensor._fw_grad(/*level=*/0).defined();
+}
+
+// Whether nobody but the storage holds its Python object. With or without the GIL: the object lives
+// as long as the caller holds the storage, and what torch has for this question waits for the GIL.
 inline bool is_sole_owner_of_python_object(const c10::StorageImpl& storage) {
-  return const_cast<c10::StorageImpl&>(storage).pyobj_slot()->has_unique_reference();
+  const PyObject* object = const_cast<c10::StorageImpl&>(storage).pyobj_slot()->load_pyobj();
+  return object != nullptr && Py_REFCNT(const_cast<PyObject*>(object)) == 1;
 }
 
 // A version counter has no address that torch shows; it is one pointer.

@@ -135,7 +135,7 @@ void bind_weights(py::module_& module) {
                                               reinterpret_cast<PyTypeObject*>(THPVariableClass));
       if (!is_tensor) continue;
       const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
-      if (is_weight(tensor) && is_held_elsewhere(tensor)) found.append(object);
+      if (is_weight(tensor) && is_held_elsewhere(tensor, known_holds(tensor))) found.append(object);
     }
     return found;
   });

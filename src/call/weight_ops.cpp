@@ -244,8 +244,7 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
   static at::Tensor compute_with_autograd(Args... args, at::ScalarType to, std::string_view int8,
                                           bool cached) {
     const bool recorded = any_tensor(records_graph, args...);
-    const bool has_tangent = any_tensor(
-        [](const at::Tensor& each) { return each._fw_grad(/*level=*/0).defined(); }, args...);
+    const bool has_tangent = any_tensor(torch_private::has_tangent, args...);
     const bool traced = any_tensor(may_be_traced, args...);
     const bool owns_weights = traced && torch_private::owns_weights();
     const auto whole = [&] { return handle().call(args..., to, int8, cached); };

@@ -85,7 +85,7 @@ bool is_ordinary(const at::Tensor& tensor) {
   return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
          (c10::impl::tls_local_dispatch_key_set().included_ | kVaries) ==
              (c10::default_included_set | kVaries) &&
-         !tensor._fw_grad(/*level=*/0).defined();
+         !torch_private::has_tangent(tensor);
 }
 
 void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {

@@ -35,9 +35,8 @@ bool may_be_weight(const at::Tensor& tensor) {
 
 bool is_weight(const at::Tensor& tensor) { return is_ordinary(tensor) && may_be_weight(tensor); }
 
-bool is_held_elsewhere(const at::Tensor& weight) {
-  const auto holds = static_cast<std::size_t>(weight.use_count());
-  return holds > 1 && holds > torch_private::most_known_holds(weight);
+std::size_t known_holds(const at::Tensor& weight) {
+  return weight.use_count() == 1 ? 1 : torch_private::most_known_holds(weight);
 }
 
 }  // namespace habana_mp

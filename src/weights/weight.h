@@ -30,9 +30,13 @@ bool may_be_weight(const at::Tensor& tensor);
 // The same of any tensor.
 bool is_weight(const at::Tensor& tensor);
 
-// Whether somebody holds a weight beside torch itself, who may write to it, such as a DLPack
-// capsule. The caller has it from its Python object and holds it no further.
-bool is_held_elsewhere(const at::Tensor& weight);
+// How often a weight is held if nobody but torch holds it. Under no lock: it may wait for the GIL.
+std::size_t known_holds(const at::Tensor& weight);
+// Whether somebody else does, who may write to it, such as a DLPack capsule. The caller has it from
+// its Python object and holds it no further.
+inline bool is_held_elsewhere(const at::Tensor& weight, std::size_t known) {
+  return static_cast<std::size_t>(weight.use_count()) > known;
+}
 
 // How torch frees a part of a storage, which is what it makes of a mapped file: set by
 // learn_slices().

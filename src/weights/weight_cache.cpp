@@ -125,18 +125,19 @@ bool WeightCache::has_this_form(Entry& entry, const Form& form, bool valid, bool
 // What there is for a weight as it is `now`; none where the op is to be called with a plain copy.
 std::optional<WeightCache::Found> WeightCache::find(const at::Tensor& weight, State& now, DType to,
                                                     const Form& form, Caller caller) {
+  const std::size_t known = caller == Caller::Python ? known_holds(weight) : 0;
   Section section(mutex);
   Entry& entry = entry_of(section, weight);
   now.epoch = epoch_;
   now.ends = ends_;
   const bool written = is_written(weight.storage().unsafeGetStorageImpl());
-  caller = entry.sees_holders(caller);
+  const bool held =
+      entry.sees_holders(caller) == Caller::Python && is_held_elsewhere(weight, known);
   std::optional<Ended> why =
-      why_never_kept(weight, written || entry.exported || entry.held, caller);
+      why_never_kept(weight, written || entry.exported || entry.held || held);
   const bool never_kept = why.has_value();
   // Who holds it may write to it until it lets go, and nothing shows when it does.
-  if (why == Ended::Foreign && caller == Caller::Python && is_held_elsewhere(weight))
-    entry.last_end = ++ends_;
+  if (why == Ended::Foreign && held) entry.last_end = ++ends_;
   if (!why && entry.copy.defined()) why = why_ended(entry, now, weight, to);
   const bool here = entry.state.stream == now.stream;
   const bool valid = entry.copy.defined() && !why && here;

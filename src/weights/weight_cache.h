@@ -212,8 +212,7 @@ class WeightCache {
 
   Packed copy_of(const at::Tensor& weight, DType to, const Form& form, Caller caller,
                  bool& was_cached, at::IntArrayRef images);
-  static std::optional<Ended> why_never_kept(const at::Tensor& weight, bool others_write,
-                                             Caller caller);
+  static std::optional<Ended> why_never_kept(const at::Tensor& weight, bool others_write);
   static State state_of(const at::Tensor& weight, const std::optional<c10::Stream>& stream);
   static bool has_this_form(Entry& entry, const Form& form, bool valid, bool never_kept);
   std::optional<Found> find(const at::Tensor& weight, State& now, DType to, const Form& form,

@@ -7,18 +7,15 @@
 
 namespace habana_mp {
 
-std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight, bool others_write,
-                                                 Caller caller) {
+std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight, bool others_write) {
   if (is_shared(weight)) return Ended::Shared;
-  if (others_write || !is_own_memory(weight) ||
-      (caller == Caller::Python && is_held_elsewhere(weight))) {
-    return Ended::Foreign;
-  }
+  if (others_write || !is_own_memory(weight)) return Ended::Foreign;
   return std::nullopt;
 }
 
 std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight) {
   const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
+  const std::size_t known = known_holds(weight);
   bool others_write = false;
   Caller caller = Caller::Python;
   {
@@ -29,13 +26,15 @@ std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight) {
       caller = it->second.sees_holders(caller);
     }
   }
-  return why_never_kept(weight, others_write, caller);
+  const bool held = caller == Caller::Python && is_held_elsewhere(weight, known);
+  return why_never_kept(weight, others_write || held);
 }
 
 void WeightCache::begin_pass(const at::Tensor& weight) {
+  const std::size_t known = known_holds(weight);
   Section section(mutex);
   Entry& entry = entry_of(section, weight);
-  const bool held = is_held_elsewhere(weight);
+  const bool held = is_held_elsewhere(weight, known);
   // While others pass it on, only what they do not hold either shows.
   if (held != entry.held && (!held || entry.passes == 0)) {
     entry.held = held;

@@ -30,6 +30,11 @@ def path(parts: Parts, costs: Costs) -> list[int]:
     return order
 
 
+def free(parts: Parts, costs: Costs) -> set[int]:
+    """The parts that take less time in float32, casts at their borders included."""
+    return _cut(parts, costs, 0.0, set())
+
+
 def _weights(parts: Parts, costs: Costs) -> list[float]:
     """Of squared errors, in the unit of the costs: from one at which nothing is worth it to one at which all is."""
     squares = [part.error**2 for part in parts if part.error and math.isfinite(part.error)]

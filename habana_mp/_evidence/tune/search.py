@@ -14,7 +14,7 @@ from habana_mp._autocast.module_lines import lines_of
 from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
 from habana_mp._evidence.tune.parts import Parts, edits_in_formats
-from habana_mp._evidence.tune.path import path
+from habana_mp._evidence.tune.path import free, path
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._evidence.tune.tuned import Tuned, TunedPart
 from habana_mp._evidence.tune.turns import Point, fastest, timed_in_turns
@@ -107,6 +107,8 @@ class Search:
             self._edits = edits(measured, self._per)
             self._add_edits()
         best = self._pruned(self._bisected(path(parts, self._costs)))
+        if self._in_seconds and self._has_runs():
+            self._is_within(best | free(parts, self._costs))
         self._add_as_start(best)
         self._reserved -= self._runs_in_formats
         for formats in [self._formats, *((each,) for each in self._formats)] if self._formats else []:

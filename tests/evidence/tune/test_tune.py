@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from planted_faults import ANGLES, LARGE, PLANTED, Model, Waves, X, error_of, wi
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._evidence.tune.costs import Costs
+from habana_mp._evidence.tune.path import free
 
 BUDGET = 1e-2
 FLOAT16 = hmp.Policy.load("hmp").with_low_dtype("float16")
@@ -526,3 +529,18 @@ def test_nothing_is_printed_unless_asked(capfd):
 
 def test_angles_are_large():
     assert (ANGLES - ANGLES.bfloat16()).abs().max() > 1
+
+
+# What the low dtype of each op saves, what casts between two of them cost, and the ops that are faster in float32.
+FREE = {
+    "none": ([1.0, 2.0], {}, set()),
+    "one, such as attention of one row": ([-1.0, 2.0], {}, {0}),
+    "but for its casts": ([-1.0, 2.0], {(0, 1): 1.5}, set()),
+    "with the op that it hands its result to": ([-3.0, 1.0], {(0, 1): 1.5}, {0, 1}),
+}
+
+
+@pytest.mark.parametrize(("saved", "borders", "expected"), FREE.values(), ids=FREE)
+def test_what_is_faster_in_float32_runs_there_though_the_budget_does_not_need_it(saved, borders, expected):
+    parts = [SimpleNamespace(error=1.0) for _ in saved]
+    assert free(parts, Costs(saved, borders, sum(saved))) == expected

@@ -69,7 +69,8 @@ std::string Call::label(std::size_t i, const c10::FunctionSchema& schema) const 
 }
 
 void Call::cast(const Decision& decision, bool cached) {
-  cast(decision, {.cached = cached, .contiguous = form_.contiguous}, /*parameters=*/true);
+  cast(decision, {.cached = cached, .contiguous = form_.contiguous},
+       [](std::size_t) { return false; });
 }
 
 bool Call::is_of_traced_weight(const Decision& decision) const {
@@ -82,8 +83,12 @@ bool Call::is_of_traced_weight(const Decision& decision) const {
   return found;
 }
 
-void Call::cast_but_parameters(const Decision& decision, bool cached) {
-  cast(decision, {.cached = false, .contiguous = form_.contiguous}, /*parameters=*/false);
+void Call::cast_but_parameters(Int8Op op, const Decision& decision, bool cached) {
+  const bool keeps_bias = is_int8(decision.cause) && has_bias(op);
+  cast(decision, {.cached = false, .contiguous = form_.contiguous}, [&](std::size_t i) {
+    return (keeps_bias && places_[i].position == places_of(op).bias) ||
+           is_traced_parameter(tensor(i));
+  });
   stack_.emplace_back(scalar_type(decision.to));
   stack_.emplace_back(std::string(is_int8(decision.cause) ? cause_name(decision.cause) : ""));
   stack_.emplace_back(cached);
@@ -154,7 +159,8 @@ void Call::round_arguments(Int8Op op, const Decision& decision) {
       rounded_activations(op, x.to(scalar_type(decision.to)), numbers.dim()).to(x.scalar_type());
 }
 
-void Call::cast(const Decision& decision, How how, bool parameters) {
+template <typename Stays>
+void Call::cast(const Decision& decision, How how, const Stays& stays) {
   // One cast for a tensor given twice: what compares its inputs by identity still can.
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 4> done;
   const auto cast_of = [&](const at::Tensor& source) {
@@ -168,7 +174,7 @@ void Call::cast(const Decision& decision, How how, bool parameters) {
   };
   c10::SmallVector<std::pair<std::uint8_t, c10::IValue>, 4> before;
   for (std::size_t i = 0; i < args_.size(); ++i) {
-    if (!decision.casts(args_[i]) || (!parameters && is_traced_parameter(tensor(i)))) continue;
+    if (!decision.casts(args_[i]) || stays(i)) continue;
     const Place place = places_[i];
     at::Tensor result = cast_of(tensor(i));
     c10::IValue& value = slot(place.position);

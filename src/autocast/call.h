@@ -112,9 +112,10 @@ class Call {
   bool is_of_traced_weight(const Decision& decision) const;
   // The same of a weight that is to be in 8 bits.
   bool is_of_traced_int8_weight(Int8Op op) const;
-  // Puts the arguments of such an op into the stack: casts of what is no parameter, the dtype,
-  // whether weights are in 8 bits, and whether the cache keeps them.
-  void cast_but_parameters(const Decision& decision, bool cached);
+  // Puts the arguments of such an op into the stack: casts of what is no parameter, nor the bias of
+  // a product in 8 bits, the dtype, whether weights are in 8 bits, and whether the cache keeps
+  // them.
+  void cast_but_parameters(Int8Op op, const Decision& decision, bool cached);
 
   // Whether the op has a weight that is in 8 bits where its rule wants that; and has it computed
   // with it, in place of cast() and the op. What it cannot compute gets arguments that were rounded
@@ -144,7 +145,9 @@ class Call {
     return stack_[stack_.size() - form_.count + position];
   }
   const at::Tensor& tensor(std::size_t i) const;
-  void cast(const Decision& decision, How how, bool parameters);
+  // `stays`: whether the tensor of a number is not cast.
+  template <typename Stays>
+  void cast(const Decision& decision, How how, const Stays& stays);
   void add(const at::Tensor& tensor, Place place, Role role);
 
   const Form& form_;

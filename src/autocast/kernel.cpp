@@ -165,7 +165,7 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
       return notify_end(watched, call);
     }
     if (traced) {
-      call.cast_but_parameters(decision, plan.scope->cached);
+      call.cast_but_parameters(op.int8, decision, plan.scope->cached);
       return op.weight_op->callBoxed(stack);
     }
     if (casting) call.cast(decision, plan.scope->cached);

@@ -84,7 +84,7 @@ PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_cached) {
   constexpr auto kCaller = WeightCache::Caller::Python;
   HANDLE_TH_ERRORS
   const at::Tensor& source = THPVariable_Unpack(tensor);
-  if (source.numel() < kReleaseGilAbove) {
+  if (!has_known_sizes(source) || source.numel() < kReleaseGilAbove) {
     return THPVariable_Wrap(cast_one(source, to, how, was_cached, kCaller));
   }
   at::Tensor result;

@@ -196,9 +196,9 @@ PyObject* call_with_casts(const PatchedOp& op, const Arguments& arguments, const
   return result;
 }
 
-bool any_traced(const Arguments& arguments) {
+bool any(const Arguments& arguments, bool (*is)(PyObject*)) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (is_traced(arguments.tensor(i).object)) return true;
+    if (is(arguments.tensor(i).object)) return true;
   }
   return false;
 }
@@ -209,7 +209,7 @@ class PassedWeights {
   explicit PassedWeights(const Arguments& arguments) {
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const at::Tensor& tensor = THPVariable_Unpack(arguments.tensor(i).object);
-      if (!WeightCache::accepts(tensor, DType::Int8) || !is_ordinary(tensor)) continue;
+      if (!is_ordinary(tensor) || !WeightCache::accepts(tensor, DType::Int8)) continue;
       weight_cache().begin_pass(tensor);
       passed_.push_back(tensor.storage().unsafeGetStorageImpl());
     }
@@ -241,11 +241,16 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   if (is_int8(rule.action)) {
-    if (any_traced(arguments) && called_by_decomposition())
+    if (any(arguments, is_traced) && called_by_decomposition())
       return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-    if (only_torch_sees(arguments) && !autocast::in_region()) {
-      const PassedWeights passed(arguments);
-      return call_original(op, arguments, args, nargsf, kwnames);
+    if (!autocast::in_region()) {
+      if (only_torch_sees(arguments)) {
+        const PassedWeights passed(arguments);
+        return call_original(op, arguments, args, nargsf, kwnames);
+      }
+      // In a trace, and where a mode of torch comes first: the op is called once more after it.
+      if (torch_private::in_function_mode() || any(arguments, is_fake))
+        return call_in_python(op, args, positional, kwnames);
     }
     rule.action = Action::Lower;
   }

@@ -40,6 +40,37 @@ class TestModes:
             assert torch.mm(A, A) == "replaced"
             assert torch.bmm(A[None], A[None]).dtype == BF16
 
+    def test_function_mode_and_ops_in_8_bits(self):
+        """Under any mode, that of torch.device too, weights were rounded to bfloat16 before."""
+        seen = []
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        x, places = torch.randn(8, 96), torch.arange(6)
+        linear, table = nn.Linear(96, 64), nn.Parameter(torch.randn(50, 24))
+        images, kernel, matrix = (
+            torch.randn(2, 3, 8, 8),
+            nn.Parameter(torch.randn(8, 3, 3, 3)),
+            nn.Parameter(torch.randn(96, 8)),
+        )
+        calls = {
+            "linear": lambda: linear(x),
+            "conv2d": lambda: F.conv2d(images, kernel),
+            "matmul": lambda: x @ matrix,
+            "embedding": lambda: F.embedding(places, table),
+        }
+        hmp.convert(policy=hmp.Policy.from_ops(weight_int8=[*calls]))
+        with torch.no_grad():
+            expected = [call() for call in calls.values()]
+            for mode in (Mode(), torch.device("cpu")):
+                with mode:
+                    assert all(map(torch.equal, expected, (call() for call in calls.values())))
+        assert F.linear in seen
+        assert torch.conv2d in seen
+
     def test_dispatch_mode_sees_the_casts(self):
         seen = []
 

@@ -72,6 +72,26 @@ def test_the_policies_are_compared_too(model, here):
     assert hmp.compare(lambda: model(X), "a.rec").first.runs_in == ("bfloat16", "float32")
 
 
+def test_backward_passes_are_measured_beside_a_file_as_in_one_process(here):
+    weight, x = torch.randn(8, 16, requires_grad=True), torch.randn(32, 16)
+
+    def step():
+        nn.functional.silu(x @ weight.t()).sum(1).square().mean().backward()
+
+    record("a.rec", step)
+    weight.grad = None
+    with hmp.autocast("cpu", policy="hmp"):
+        beside = hmp.compare(step, "a.rec")
+    in_one, in_two = (
+        {row.op: row.made for row in each.rows if row.phase == "backward" and row.kind == "precision"}
+        for each in (hmp.compare(step, None, "hmp"), beside)
+    )
+    assert in_two.keys() == in_one.keys() >= {"silu", "matmul"}
+    assert in_two["silu"] == in_one["silu"]
+    # Its saved input was rounded before, which the run in one process counts, too.
+    assert in_one["matmul"] > in_two["matmul"] > 1e-3
+
+
 def test_within_a_tolerance(model, here):
     record("a.rec", lambda: model(X))
     record("b.rec", lambda: model(X * (1 + 1e-6)))

@@ -116,6 +116,8 @@ class MeasuredReport(ABC):
         self._asked_rows(None, None)
         self._check_shares([])
         rows = with_values(self._data().rows)
+        if not rows:
+            _raise(why_no_edit(self._data()))
         size = change_of(rows)
         whole = sum(map(size, rows))
         found: dict[tuple[str, str], float] = {}
@@ -229,6 +231,8 @@ class MeasuredReport(ABC):
         self._asked_rows(None, None)
         self._check_shares([])
         objective = Objective(self._data())
+        if not objective.known:
+            _raise(why_no_edit(self._data()))
         return objective.errors() if objective.known else {}
 
     def presets(self, loss: str | None = None) -> dict[str, float]:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,25 @@ def raising_backward(report):
         loss_of(net).backward()
 
 
+def on_a_thread(report):
+    def step():
+        with hmp.autocast("cpu", policy=NORM_WIDE):
+            trained(report)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+
+
+def float64(report):
+    nn.Sequential(nn.Linear(16, 4), nn.LayerNorm(4)).double()(X.double()).square().sum().backward()
+
+
+def beside_the_loss(report):
+    Net()(X)
+    float64(report)
+
+
 KINDS = {
     "no values": lambda: reported(trained, values=False),
     "no op": lambda: reported(lambda report: None),
@@ -65,6 +85,9 @@ KINDS = {
     ),
     "partly compiled": lambda: reported(partly_compiled),
     "backward raised": lambda: reported(raising_backward),
+    "on a thread": lambda: reported(on_a_thread),
+    "float64": lambda: reported(float64),
+    "beside the loss": lambda: reported(beside_the_loss),
     "all": lambda: reported(trained),
 }
 
@@ -103,6 +126,9 @@ NO_NORM = "'layer_norm' was not called in the block, or only in compiled code"
 NO_RRELU = "'rrelu' was not called in the block, or only in compiled code"
 COMPILED = 'compiled code ran, and a report does not see what it rounds: run the step under torch.compiler.set_stance("force_eager")'
 RAISED = "a backward pass raised an error before its end, so it is not known which op makes the error: open"
+UNREACHED = "the backward pass reached no op whose error is measured, so it is not known which op makes the error: "
+NONE_MEASURED = "no op was measured, so no edit is known to be worth it: no policy changes float64"
+THREAD = "the error of linear is not measured: another thread than the report's called it"
 UNMEASURED = "the error of rrelu is not measured: it "
 SOME, ZERO = "more than 0", "0"  # what is measured
 SHARES = ("share", "share what if", "shares")
@@ -138,6 +164,17 @@ EXPECTED = {
     | answers("error of rrelu", "share of rrelu", of=UNMEASURED),
     "partly compiled": MEASURED | answers(*ERRORS, *CHANGES, *EDITS, of=COMPILED),
     "backward raised": MEASURED | answers(*ERRORS, *CHANGES, *EDITS, of=RAISED),
+    "on a thread": MEASURED
+    | answers("error", "error backward", "share", "change", of=THREAD)
+    | answers("error what if", "error of norm what if", "share what if", "change what if", of=NOT_LOW)
+    | answers("errors", "shares", *EDITS, of=UNREACHED),
+    "float64": MEASURED
+    | answers("error", "error backward", "share", "change", of=ZERO)
+    | answers("error what if", "error of norm what if", "share what if", "change what if", of=NOT_LOW)
+    | answers("errors", "shares", *EDITS, of=NONE_MEASURED),
+    "beside the loss": MEASURED
+    | answers(*ERRORS, *CHANGES, *EDITS, of=UNREACHED)
+    | {"error backward": "the error of linear is not measured: it ran inside an op that is measured as a whole"},
     "all": MEASURED,
 }
 
@@ -160,7 +197,9 @@ def answer(ask, report, wanted):
         return wanted if str(error).startswith(wanted) else str(error)
 
 
-@pytest.mark.parametrize("kind", ["no policy", "no backward", "loss is NaN", "backward raised"])
+@pytest.mark.parametrize(
+    "kind", ["no policy", "no backward", "loss is NaN", "backward raised", "float64", "beside the loss"]
+)
 def test_the_reason_is_the_one_that_is_printed(kind, reports):
     with pytest.raises(RuntimeError) as raised:
         reports[kind].edits()

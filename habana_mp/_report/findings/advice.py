@@ -11,7 +11,7 @@ from habana_mp._report.data import Advice, Report, Row, ToTake, Uneven
 from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.beginning import Beginning, beginning
 from habana_mp._report.findings.edits import Edit, edits, no_edit
-from habana_mp._report.findings.unknown import is_outside, may_flip
+from habana_mp._report.findings.unknown import ON_THREAD, is_outside, may_flip
 from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 
@@ -76,7 +76,7 @@ def _of_threads(report: Report) -> Iterator[Advice]:
     calls = sum((row.unmeasured or {}).get("thread", 0) for row in report.rows)
     if calls and calls >= sum(row.measured.calls for row in report.rows):
         yield Advice(
-            "most errors are not measured: open the report on the thread that runs the step, inside the function that the thread calls",
+            f"most errors are not measured: {ON_THREAD}",
             f"{counted(calls, 'call')} ran on other threads than the one that opened the report",
         )
 
@@ -149,7 +149,8 @@ def _of_errors(report: Report, found: list[Edit]) -> Iterator[Advice]:
     yield from (of_edit(each) for each in found if not each.lost)
     if report.compiled:  # the first line
         return
-    if not found and (is_outside(report) or any(row.measured.calls for row in report.rows)):
+    measured = report.rows and report.low_dtype and not any(_of_threads(report))
+    if not found and (is_outside(report) or measured):
         yield Advice(*no_edit(report))
 
 

@@ -22,7 +22,7 @@ _GUIDES = "hmp"  # the lists of hmp.convert() without arguments
 
 def _has_errors(report: Report, objective: Objective) -> bool:
     """Of a policy, that are known to reach a loss or the outputs."""
-    return objective.known and any(row.policy for row in report.rows) and why_no_shares(report.rows) is None
+    return objective.known and any(row.policy for row in report.rows) and why_no_shares(report) is None
 
 
 def preset_errors(report: Report) -> dict[str, dict[str, float]]:

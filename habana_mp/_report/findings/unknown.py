@@ -38,6 +38,13 @@ _NO_BACKWARD = (
     "no backward pass was seen, so it is not known which op makes the error",
     "call backward in the block of the report, or report.project(outputs), with gradients on",
 )
+_UNREACHED = "the backward pass reached no op whose error is measured, so it is not known which op makes the error"
+_ELSEWHERE = "call backward on a loss of what the measured ops return"
+ON_THREAD = "open the report on the thread that runs the step, inside the function that the thread calls"
+_NONE_MEASURED = (
+    "no op was measured, so no edit is known to be worth it",
+    'no policy changes float64 and ops that only move numbers; float32 ops are measured with values=True, not with values="errors"',
+)
 _RAISED = (
     "a backward pass raised an error before its end, so it is not known which op makes the error",
     "open the report round steps whose backward passes come to their ends",
@@ -82,7 +89,7 @@ def why_no_edit(report: Report) -> Why | None:
         return no_op(report)
     if why := why_not_all(report):
         return why
-    return why_no_shares(report.rows) if _has_policy(report) else _NO_POLICY
+    return why_no_shares(report) if _has_policy(report) else _NO_POLICY
 
 
 def why_nothing(report: Report) -> Why | None:
@@ -96,12 +103,21 @@ def why_nothing(report: Report) -> Why | None:
     return _COMPILED if report.compiled else _NO_POLICY
 
 
-def why_no_shares(rows: list[Row]) -> Why | None:
+def why_no_shares(report: Report) -> Why | None:
+    rows = report.rows
+    if not any(row.measured.calls or row.unmeasured for row in rows):
+        return _NONE_MEASURED
     if not saw_backward(rows):
-        return _NO_BACKWARD
+        return _why_unreached(rows) if report.backward_seconds or report.projected_squares else _NO_BACKWARD
     if not any(change(row) for change in (change_of(rows), change_of(rows, "low")) for row in rows):
         return _NOT_FINITE
     return None
+
+
+def _why_unreached(rows: list[Row]) -> Why:
+    if any("thread" in (row.unmeasured or {}) for row in rows):
+        return _UNREACHED, ON_THREAD
+    return _UNREACHED, why_unmeasured(rows)[1] or _ELSEWHERE
 
 
 def why_no_share(report: Report, *, what_if: bool, of_loss: bool) -> Why | None:
@@ -114,7 +130,7 @@ def why_no_share(report: Report, *, what_if: bool, of_loss: bool) -> Why | None:
     if what_if and not any(row.measured.range.numbers for row in rows):
         return _NOT_LOW
     if _errors(rows, "ran") or _errors(rows, "low"):
-        if why := why_no_shares(rows):
+        if why := why_no_shares(report):
             return why
         if of_loss and not losses_of(rows):
             return _NO_LOSS

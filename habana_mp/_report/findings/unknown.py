@@ -213,6 +213,21 @@ def may_flip(report: Report) -> list[Row]:
     if not any(row.measured.ran.squares for row in report.rows):
         return []
     followed = {loss.choice.row for loss in report.losses or [] if loss.choice and loss.choice.choices}
-    computed = {edge.row for edge in report.edges or [] if edge.maker >= 0}  # what these were given
-    chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed - followed]
+    given_off = _given_off(report)
+    chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in given_off - followed]
     return [row for row in chose if not row.measured.choices]
+
+
+def _given_off(report: Report) -> set[int]:
+    """Numbers of rows that were given what ops have rounded, or ops behind these have computed."""
+    users: dict[int, set[int]] = {}
+    for edge in report.edges or []:
+        users.setdefault(edge.maker, set()).add(edge.row)
+    rows = enumerate(report.rows)
+    waiting = [number for number, row in rows if row.measured.ran.squares or row.unmeasured or _ran_low(row)]
+    found: set[int] = set()
+    while waiting:
+        more = users.get(waiting.pop(), set()) - found
+        found |= more
+        waiting += more
+    return found

@@ -161,3 +161,16 @@ def test_an_accuracy_costs_no_backward_pass():
     data = report.to_dict()
     assert [each["passes"] for each in data["losses"] if "choice" in each] == [0]
     assert data["choices_worth"] == []
+
+
+@pytest.mark.parametrize(("of_result", "named"), [(False, False), (True, True)], ids=["labels", "an accuracy"])
+def test_a_choice_by_numbers_that_nothing_has_rounded_is_not_named(of_result, named):
+    model, x = nn.Linear(8, 4), torch.randn(16, 8)
+    with hmp.report(values=True) as report:
+        labels = (x[:, :4] * 2).argmax(1)
+        with hmp.autocast("cpu", policy="balanced"):
+            result = model(x)
+        if of_result:
+            result.float().argmax(1)
+        functional.cross_entropy(result, labels).backward()
+    assert ("what it chooses may be" in " ".join(str(report).split())) == named

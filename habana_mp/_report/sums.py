@@ -133,7 +133,12 @@ def split(report: Report) -> dict[str, float]:
     return {**parts, "rest": max(0.0, report.seconds - sum(parts.values()))}
 
 
-NOISE = 0.02  # of a step: times of one step differ by more
+_NOISE = 0.02  # of a step: times of one step differ by more
+
+
+def is_measurable(seconds: float, step: float) -> bool:
+    """Whether times of calls can tell such a change of the time of a step: it is not too small, and no step saves all of its time."""
+    return abs(seconds) >= _NOISE * step and seconds > -step
 
 
 def seconds_of_steps(report: Report) -> float:

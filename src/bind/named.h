@@ -57,7 +57,7 @@ pybind11::object named(const T& value) {
     const auto add = [&]<typename F>(const F& field) {
       const auto& own = value.*field.member;
       if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(own)>>) {
-        if (field.adds == report::Adds::Seconds) {
+        if (field.adds == report::Adds::Seconds || field.adds == report::Adds::MostSeconds) {
           fields[field.name] = static_cast<double>(own) / 1e9;
           return;
         }

@@ -80,7 +80,13 @@ void Report::cast_back(SiteId site, const Cast& cast) {
 
 void Report::measured(SiteId site, const Values& values) {
   if (!has_values_ || is_aside()) return;
-  at(values_, site).add(values);
+  Values& all = at(values_, site);
+  all.add(values);
+  // These are of one call.
+  all.ran_longest_ns = std::max(all.ran_longest_ns, values.ran_ns);
+  all.other_longest_ns = std::max(all.other_longest_ns, values.other_ns);
+  all.backward_ran_longest_ns = std::max(all.backward_ran_longest_ns, values.backward_ran_ns);
+  all.backward_other_longest_ns = std::max(all.backward_other_longest_ns, values.backward_other_ns);
 }
 
 void Report::changed(SiteId site, const Change& change) {

@@ -29,8 +29,8 @@ struct Measure {
 inline constexpr std::array kFormats = {Action::WeightInt8, Action::Int8};
 
 // How the values of a field of two parts make one. Seconds: a sum of nanoseconds, which reports
-// have in seconds.
-enum class Adds : std::uint8_t { Sum, Largest, Smallest, Seconds };
+// have in seconds; MostSeconds: the largest of these.
+enum class Adds : std::uint8_t { Sum, Largest, Smallest, Seconds, MostSeconds };
 
 // A field of a struct, by the name that Python has for it: in reports that of
 // habana_mp/_report/data/.
@@ -239,11 +239,15 @@ struct Values {
   Absorbed absorbed;           // of an addition
   std::uint64_t ran_ns = 0;    // of the calls, with casts that are made inside of them
   std::uint64_t other_ns = 0;  // of the runs in the other dtype: in float32, or in the low one
+  std::uint64_t ran_longest_ns = 0;  // of one call
+  std::uint64_t other_longest_ns = 0;
   std::uint64_t backward_calls = 0;
   Error backward;  // of the ops of its backward
   // The same times of these, where they ran low.
   std::uint64_t backward_ran_ns = 0;
   std::uint64_t backward_other_ns = 0;
+  std::uint64_t backward_ran_longest_ns = 0;
+  std::uint64_t backward_other_longest_ns = 0;
   // Of random sums of the outputs, in place of a loss: the squares of their changes.
   std::uint64_t projections = 0;
   double projected_ran = 0;
@@ -261,24 +265,28 @@ struct Values {
   void add(const Values& other);
 };
 template <>
-inline constexpr auto kFields<Values> =
-    std::tuple{Field{"calls", &Values::calls},
-               Field{"ran", &Values::ran},
-               Field{"low", &Values::low},
-               Field{"range", &Values::range},
-               Field{"absorbed", &Values::absorbed},
-               Field{"ran_seconds", &Values::ran_ns, Adds::Seconds},
-               Field{"other_seconds", &Values::other_ns, Adds::Seconds},
-               Field{"backward_calls", &Values::backward_calls},
-               Field{"backward", &Values::backward},
-               Field{"backward_ran_seconds", &Values::backward_ran_ns, Adds::Seconds},
-               Field{"backward_other_seconds", &Values::backward_other_ns, Adds::Seconds},
-               Field{"projections", &Values::projections},
-               Field{"projected", &Values::projected_ran},
-               Field{"projected_low", &Values::projected_low},
-               Field{"projected_rounding", &Values::projected_rounding},
-               Field{"choices", &Values::choices},
-               Field{"flipped", &Values::flipped}};
+inline constexpr auto kFields<Values> = std::tuple{
+    Field{"calls", &Values::calls},
+    Field{"ran", &Values::ran},
+    Field{"low", &Values::low},
+    Field{"range", &Values::range},
+    Field{"absorbed", &Values::absorbed},
+    Field{"ran_seconds", &Values::ran_ns, Adds::Seconds},
+    Field{"other_seconds", &Values::other_ns, Adds::Seconds},
+    Field{"ran_longest", &Values::ran_longest_ns, Adds::MostSeconds},
+    Field{"other_longest", &Values::other_longest_ns, Adds::MostSeconds},
+    Field{"backward_calls", &Values::backward_calls},
+    Field{"backward", &Values::backward},
+    Field{"backward_ran_seconds", &Values::backward_ran_ns, Adds::Seconds},
+    Field{"backward_other_seconds", &Values::backward_other_ns, Adds::Seconds},
+    Field{"backward_ran_longest", &Values::backward_ran_longest_ns, Adds::MostSeconds},
+    Field{"backward_other_longest", &Values::backward_other_longest_ns, Adds::MostSeconds},
+    Field{"projections", &Values::projections},
+    Field{"projected", &Values::projected_ran},
+    Field{"projected_low", &Values::projected_low},
+    Field{"projected_rounding", &Values::projected_rounding},
+    Field{"choices", &Values::choices},
+    Field{"flipped", &Values::flipped}};
 
 template <typename T>
 void add_fields(T& into, const T& other) {
@@ -286,7 +294,8 @@ void add_fields(T& into, const T& other) {
     if constexpr (!std::is_arithmetic_v<U>) {
       add_fields(sum, more);
     } else {
-      sum = adds == Adds::Largest    ? std::max(sum, more)
+      const bool largest = adds == Adds::Largest || adds == Adds::MostSeconds;
+      sum = largest                  ? std::max(sum, more)
             : adds == Adds::Smallest ? std::min(sum, more)
                                      : sum + more;
     }

@@ -115,6 +115,12 @@ class Values(Data, frozen=True):
     passes: Annotated[Passes, _SUMS] = field(default_factory=Passes)
     backward_ran_seconds: Annotated[Seconds, "The time of the measured ops of the backward pass."] = 0.0
     backward_other_seconds: Annotated[Seconds, "The time of their second runs, in float32."] = 0.0
+    ran_longest: Annotated[Seconds, Adds.LARGEST, "The longest of the times in ran_seconds."] = 0.0
+    other_longest: Annotated[Seconds, Adds.LARGEST, "The longest of the times in other_seconds."] = 0.0
+    backward_ran_longest: Annotated[Seconds, Adds.LARGEST, "The longest of the times in backward_ran_seconds."] = 0.0
+    backward_other_longest: Annotated[Seconds, Adds.LARGEST, "The longest of the times in backward_other_seconds."] = (
+        0.0
+    )
 
     def __post_init__(self) -> None:
         if self.flipped > self.choices:

@@ -18,7 +18,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.edits import Edit, edits, no_edit
-from habana_mp._report.sums import NOISE, seconds_of_steps
+from habana_mp._report.sums import is_measurable, seconds_of_steps
 from habana_mp._show.units import counted, encodable, share
 
 # The groups of a file of edits.
@@ -74,7 +74,7 @@ class Beginning:
     def _time(self) -> str:
         if not self.seconds or not self.step:
             return "no time"
-        if abs(self.seconds) < NOISE * self.step:
+        if not is_measurable(self.seconds, self.step):
             return "no time that can be measured"
         return f"{'+' if self.seconds > 0 else '-'}{share(abs(self.seconds), self.step)} a step"
 

@@ -15,7 +15,7 @@ from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import change_of, with_values
-from habana_mp._report.sums import NOISE, seconds_of_inference, seconds_of_steps
+from habana_mp._report.sums import is_measurable, seconds_of_inference, seconds_of_steps
 from habana_mp._show.module_path import common
 from habana_mp._show.short import Short
 from habana_mp._show.units import apart, counted, encodable, share
@@ -392,6 +392,6 @@ def _cost(effect: Effect, step: float, of: str = "a step") -> str:
         if effect.casts
         else "no cast more"
     )
-    if abs(effect.seconds) < NOISE * step:
+    if not is_measurable(effect.seconds, step):
         return f"costs no time{' that can be measured' if effect.seconds else ''}, {casts}"
     return f"{verb} about {share(abs(effect.seconds), step)} of {of}, {casts}"

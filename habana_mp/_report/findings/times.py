@@ -7,30 +7,37 @@ from collections.abc import Callable
 from habana_mp._report.data import Report, Row, Values
 from habana_mp._report.sums import with_backward
 
+_OUTLIER = (
+    3  # times what the others take: the first call, which prepares the kernel, or one that another process interrupted
+)
+
 
 class Times:
-    """Of the rows of a report with values, with their backward passes. What every call takes is left out."""
+    """Of the rows of a report with values, with their backward passes. What every call takes is left out, and so is what one call takes far longer than
+    the others of its row.
+    """
 
     def __init__(self, report: Report) -> None:
-        self._ran_overhead = _overhead(report, lambda values: values.ran_seconds)
-        self._other_overhead = _overhead(report, lambda values: values.other_seconds)
+        self._ran_overhead = _overhead(report, _forward_ran)
+        self._other_overhead = _overhead(report, _forward_other)
         self._with_backward = with_backward(report)
         made = [cast for row in report.rows for cast in row.casts if cast.bytes]
-        size = sum(cast.bytes for cast in made)
         # Those of backward passes are the same ones back.
         passes = 2 if any(cast.backward.count for cast in made) else 1
-        self._seconds_of_byte = passes * sum(cast.seconds for cast in made) / size if size else 0.0
+        self._seconds_of_byte = passes * _median([(cast.seconds / cast.bytes, cast.bytes) for cast in made])
 
     def other(self, row: Row) -> float:
         """By how much the calls of a row take longer in the other dtype."""
         values = row.measured
         if not values.other_seconds:
             return 0.0
-        forward = max(0.0, values.other_seconds - values.calls * self._other_overhead) - self._ran(row)
+        forward = max(0.0, _forward_other(values) - values.calls * self._other_overhead) - self._ran(row)
         if not values.backward_other_seconds:  # it ran in float32: how its backward pass would run low is not measured
             return forward * self._with_backward
-        other = max(0.0, values.backward_other_seconds - values.backward_calls * self._other_overhead)
-        return forward + other - max(0.0, values.backward_ran_seconds - values.backward_calls * self._ran_overhead)
+        parts = values.backward_calls
+        ran = _usual(values.backward_ran_seconds, values.backward_ran_longest, values.calls, parts)
+        other = _usual(values.backward_other_seconds, values.backward_other_longest, values.calls, parts)
+        return forward + max(0.0, other - parts * self._other_overhead) - max(0.0, ran - parts * self._ran_overhead)
 
     def in_casts(self, row: Row, before: float, after: float) -> float:
         """By how much its casts take longer that have ``after`` bytes in place of ``before``. What the cache has, of weights, takes next to no time and is
@@ -51,7 +58,31 @@ class Times:
     def _ran(self, row: Row) -> float:
         values = row.measured
         inside = sum(cast.seconds for cast in row.casts) if row.front_end == "autocast" else 0.0
-        return max(0.0, max(0.0, values.ran_seconds - values.calls * self._ran_overhead) - inside)
+        return max(0.0, max(0.0, _forward_ran(values) - values.calls * self._ran_overhead) - inside)
+
+
+def _forward_ran(values: Values) -> float:
+    return _usual(values.ran_seconds, values.ran_longest, values.calls, values.calls)
+
+
+def _forward_other(values: Values) -> float:
+    return _usual(values.other_seconds, values.other_longest, values.calls, values.calls)
+
+
+def _usual(seconds: float, longest: float, calls: int, parts: int) -> float:
+    """The time of calls of so many parts, all alike: the longest part as the others on average, if it took far longer than these do in a call."""
+    rest = max(0.0, seconds - longest)
+    return rest * parts / (parts - 1) if min(calls, parts) > 1 and longest > _OUTLIER * rest / (calls - 1) else seconds
+
+
+def _median(weighed: list[tuple[float, int]]) -> float:
+    """Of values and their weights."""
+    left = sum(weight for _, weight in weighed) / 2
+    for value, weight in sorted(weighed):
+        left -= weight
+        if left <= 0:
+            return value
+    return 0.0
 
 
 def _overhead(report: Report, seconds: Callable[[Values], float]) -> float:

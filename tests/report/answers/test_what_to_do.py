@@ -56,6 +56,7 @@ TWO = (("the loss of gan.py:41", 1.0, 0.2), ("the loss of gan.py:47", 0.02, 0.0)
     [
         ([edit("mul", 0.2, 0.03)], THE_LOSS, (), "+mul:fp32 leaves 0.2 of 1, the error of the loss; +3.0 % a step"),
         ([edit("mul", 0.5, -0.2), edit("exp", 0.2, 0.1)], THE_LOSS, (), "these 2 edits leave 0.2 of 1, the error of the loss; -10 % a step"),
+        ([edit("mul", 0.2, -1.4)], THE_LOSS, (), "+mul:fp32 leaves 0.2 of 1, the error of the loss; no time that can be measured"),
         ([edit("sum", None, lost=16)], (), (), "+sum:fp32 keeps 16 numbers finite; no time"),
         ([edit("sum", None, lost=1), edit("exp", 0.2)], THE_LOSS, (), "these 2 edits keep 1 number finite and leave 0.2 of 1, the error of the loss; no time"),
         ([edit("mul", 0.2)], TWO, (), "+mul:fp32 leaves 0.2 of 1, the error of the loss of gan.py:41, and 0 of 0.02, the error of the loss of gan.py:47; no time"),
@@ -64,7 +65,7 @@ TWO = (("the loss of gan.py:41", 1.0, 0.2), ("the loss of gan.py:47", 0.02, 0.0)
         ([edit("mul", 0.0)], (("the outputs", 0.1, 0.0),), ("matmul", "t"), "+mul:fp32 leaves 0 of 0.1, the error of the outputs; no time; matmul and 1 other op still round, which no error here has"),
         ([], (), (), "no edit takes away 10 % of the error"),
     ],
-    ids=["one", "two", "lost", "lost and error", "two losses", "nothing left", "an op without a share", "two of them", "none"],
+    ids=["one", "two", "more than a step", "lost", "lost and error", "two losses", "nothing left", "an op without a share", "two of them", "none"],
 )  # fmt: skip
 def test_the_head_in_words(edits, errors, rounding, said):
     assert str(Beginning(tuple(edits), errors, 1.0, rounding)) == said

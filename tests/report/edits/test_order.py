@@ -101,6 +101,41 @@ def test_the_time_of_an_edit_has_the_backward_pass(case) -> None:
     assert Times(data).other(row) == pytest.approx(longer)
 
 
+LONGEST = {
+    # calls, backward calls, what was measured; by how much longer the other dtype takes
+    "the first call": ((4, 0, {"ran_seconds": 10.3, "ran_longest": 10.0, "other_seconds": 0.8}), 0.4),
+    "of the second runs": ((4, 0, {"ran_seconds": 0.4, "other_seconds": 10.6, "other_longest": 10.0}), 0.4),
+    "not one of two alike": ((2, 0, {"ran_seconds": 0.5, "ran_longest": 0.3, "other_seconds": 0.9}), 0.4),
+    "not the one that there is": ((1, 0, {"ran_seconds": 0.5, "ran_longest": 0.5, "other_seconds": 0.9}), 0.4),
+    "in the backward pass": (
+        (3, 6, {"other_seconds": 1e-9, "backward_ran_seconds": 9.5, "backward_ran_longest": 9.0}),
+        0.9 - 0.6,
+    ),
+    "not the large one of each pass": (
+        (3, 6, {"other_seconds": 1e-9, "backward_ran_seconds": 0.6, "backward_ran_longest": 0.18}),
+        0.9 - 0.6,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LONGEST)
+def test_a_call_that_took_far_longer_than_the_others_does_not_count(case) -> None:
+    (calls, backward_calls, measured), longer = LONGEST[case]
+    values = recorded("hmp").to_dict()
+    for row in values["rows"]:
+        row["casts"] = []
+        if "values" in row:
+            row["values"] |= dict.fromkeys((name for name in row["values"] if name.endswith("longest")), 0.0)
+            row["values"] |= {"ran_seconds": 0.0, "other_seconds": 1e-9}
+            row["values"] |= {"backward_ran_seconds": 0.0, "backward_other_seconds": 0.0}
+        if row["op"] == "linear":
+            row["values"] |= {"calls": calls, "backward_calls": backward_calls} | measured
+            row["values"]["backward_other_seconds"] = 0.9 if backward_calls else 1e-9
+    data = report_of(values)
+    row = next(each for each in data.rows if each.op == "linear")
+    assert Times(data).other(row) == pytest.approx(longer, abs=1e-6)
+
+
 def test_the_time_of_measuring_is_no_time_of_a_step() -> None:
     net, x = Between(), torch.randn(256, 64)
     began = time.perf_counter()

@@ -157,7 +157,7 @@ class MeasuredReport(ABC):
             seed: the seed of the random numbers.
 
         Raises:
-            RuntimeError: the report is not open, or was made without ``values``.
+            RuntimeError: the report is not open, or was made without ``values``; or a reentrant checkpoint made the outputs.
             ValueError: nothing in the outputs requires a gradient, or ``k`` is less than 1.
 
         Example:

@@ -13,6 +13,8 @@ import torch
 import habana_mp._core as _core
 from habana_mp._torch_private import DRAW
 
+_REENTRANT = "CheckpointFunctionBackward"
+
 
 def project(
     outputs: Any,
@@ -53,6 +55,11 @@ def _leaves(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
+        if node.name() == _REENTRANT:
+            raise RuntimeError(
+                "outputs behind a reentrant checkpoint cannot be projected, as torch runs it in backward() alone: "
+                "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+            )
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.Tensor) and not node.next_functions:
             yield leaf

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
 
@@ -242,3 +243,13 @@ def test_a_report_that_ends_inside_of_a_call_is_not_asked_for_it():
     inner.__exit__(None, None, None)
     assert [row.op for row in outer.rows] == ["exp", "sin", "tanh"]
     assert "mm" not in [row.op for row in inner.rows]
+
+
+def test_outputs_behind_a_reentrant_checkpoint_are_not_projected():
+    block, x = nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True)
+    with hmp.report(values=True) as report, hmp.autocast("cpu", policy="hmp"):
+        result = checkpoint(block, x, use_reentrant=True)
+        with pytest.raises(RuntimeError, match=r"^outputs behind a reentrant checkpoint .* use_reentrant=False$"):
+            report.project(result * 2)
+        report.project(checkpoint(block, x, use_reentrant=False))
+    assert report.errors()["outputs"] > 0

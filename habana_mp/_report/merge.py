@@ -71,7 +71,7 @@ def _reads(reports: Sequence[Report], rows: list[list[int]]) -> list[Read]:
     found = []
     for report, places in zip(reports, rows, strict=True):
         for read in report.reads or []:
-            first, second = sorted(places[each] if each >= 0 else -1 for each in (read.first, read.second))
+            first, second = sorted(places[each] if each >= 0 else each for each in (read.first, read.second))
             found.append(structs.replace(read, maker=places[read.maker], first=first, second=second))
     return added_alike(found)
 

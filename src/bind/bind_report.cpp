@@ -243,6 +243,7 @@ py::object name_or_outputs(std::uint32_t loss) {
 py::list reads_of(const watch::Snapshot& now, const std::vector<int>& row_of_site) {
   py::list reads;
   const auto row_of = [&](SiteId site) {
+    if (site == report::kRoot) return -2;
     return site == report::kNone || site >= row_of_site.size() ? -1 : row_of_site[site];
   };
   for (const auto& [key, own] : now.report.reads()) {
@@ -365,6 +366,8 @@ void bind_report(py::module_& module) {
         probe::reach_outputs(outputs, passes);
       },
       py::arg("outputs"), py::arg("passes"), py::call_guard<py::gil_scoped_release>());
+  module.def("begin_backward_at", &probe::begin_backward_at, py::arg("root"), py::arg("gradient"),
+             py::call_guard<py::gil_scoped_release>());
   module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));

@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -38,6 +39,9 @@ struct Kept {
   Use use;
   report::SiteId maker = report::kNone;
   bool read = false;
+  // What the gradient that a backward pass begins with here makes of the rounding.
+  double begun = 0;
+  UseRead use_begun{};
 
   const at::Tensor& rounding() const {
     return difference.rounding.defined() ? difference.rounding : difference.numbers;
@@ -81,14 +85,24 @@ class Waiting {
   // In a backward pass: nothing that goes wrong here may end it.
   void gradient(const at::Tensor& gradient) const {
     // With create_graph it is the gradient of something that the loss is made of.
+    const auto [maker, begun, use_begun] = take_begun();
     if (!gradient.defined() || c10::GradMode::is_enabled()) return;
     try {
+      if (use_begun) use_begun(maker, begun);
       multiply(inner_ ? inner_->without(gradient) : gradient);
     } catch (const std::exception&) {
     }
   }
 
  private:
+  std::tuple<report::SiteId, double, UseRead> take_begun() const {
+    const std::lock_guard guard(differences().mutex);
+    const auto found = differences().by_number.find(number_);
+    if (found == differences().by_number.end()) return {};
+    Kept& kept = found->second;
+    return {kept.maker, std::exchange(kept.begun, 0), std::exchange(kept.use_begun, {})};
+  }
+
   void multiply(const at::Tensor& gradient) const {
     Kept kept;
     {
@@ -221,6 +235,23 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
   if (on_gradients(results, arguments, since, receivers) == 0) return;
   const std::lock_guard guard(differences().mutex);
   for (const Receiver& each : receivers) mark_read(result_of(each.tensor));
+}
+
+void begin_at(const at::Tensor& root, const at::Tensor& gradient, UseRead use) {
+  const at::Tensor rounding = known_rounding(root);
+  if (!rounding.defined()) return;
+  double begun = 0;
+  {
+    const OutOfSight out_of_sight;
+    begun = gradient.defined() ? product(gradient, rounding) : rounding.sum().item<double>();
+  }
+  const std::lock_guard guard(differences().mutex);
+  const Result* result = result_of(root);
+  const auto waits = differences().by_number.find(result == nullptr ? 0 : result->number);
+  if (waits == differences().by_number.end()) return;
+  waits->second.read = true;
+  waits->second.begun += begun;  // one tensor may be several of the outputs
+  waits->second.use_begun = std::move(use);
 }
 
 at::Tensor known_rounding(const at::Tensor& tensor, report::SiteId* maker) {

@@ -370,6 +370,14 @@ void end_projection() {
   projecting.reset();
 }
 
+void begin_backward_at(const at::Tensor& root, const at::Tensor& gradient) {
+  evidence::begin_at(root, gradient, [](SiteId maker, double rounding) {
+    const report::Change found = change_here(0, rounding);
+    const std::lock_guard guard(all().mutex);
+    for_listeners([&](report::Listener& listener) { listener.read(maker, report::kRoot, found); });
+  });
+}
+
 std::shared_ptr<report::Report> open_report(const report::Measure& measure, bool own_thread) {
   const bool has_values = measure.errors || measure.what_if;
   const std::uint64_t step = own_thread || has_values ? watch::begin_step() : 0;

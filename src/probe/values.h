@@ -2,6 +2,8 @@
 // in the low dtype, and the gradient of its result is multiplied with the difference.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 
 #include "report/report.h"
@@ -20,5 +22,7 @@ void close_report(const report::Report& report);
 // A backward pass of a random sum of outputs, in place of a loss: for all reports that measure.
 void begin_projection();
 void end_projection();
+// The next backward pass begins there, with this gradient.
+void begin_backward_at(const at::Tensor& root, const at::Tensor& gradient);
 
 }  // namespace habana_mp::probe

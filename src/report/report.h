@@ -85,7 +85,7 @@ struct Recast {
 
 // The changes that the rounding of what one site makes brings by those that read it: of each pair
 // of readers the sum of products over backward passes, as parts of one tensor cancel or add up.
-// kNone: of all readers together.
+// kNone: of all of it together. kRoot: where a backward pass begins, which rounds nothing.
 struct Reads {
   std::map<std::pair<SiteId, SiteId>, double> products;
   std::int64_t pass = 0;

@@ -202,13 +202,13 @@ class Edge(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Read(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What rounding the results of a row changes in a loss, by those that read them: the number of the row, those of two readers, or -1 for all
-    readers together, the line of the loss or None for the outputs, and the sum of products of the two changes over backward passes.
+    """What rounding the results of a row changes in a loss, by those that read them: the number of the row, those of two readers, -1 for all
+    together, or -2 where the backward pass begins, the line of the loss or None for the outputs, and the sum of products of the two changes over backward passes.
     """
 
     maker: Annotated[Count, Adds.KEY]
-    first: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
-    second: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
+    first: Annotated[int, Meta(ge=-2, title="the number of a row, -1 or -2"), Adds.KEY]
+    second: Annotated[int, Meta(ge=-2, title="the number of a row, -1 or -2"), Adds.KEY]
     loss: Annotated[str | None, Adds.KEY]
     product: Number
 
@@ -320,7 +320,7 @@ class Report(Totals, frozen=True, kw_only=True):
     reads: Annotated[
         list[Read] | UnsetType,
         Adds.FIRST,
-        "What rounding the results of a row changes in a loss, by the rows that read them: the number of the row that made them, those of two readers, or -1 for all readers together, the loss or null for the outputs, and the sum of the products of the two changes. Only with values, of rows with several readers.",
+        "What rounding the results of a row changes in a loss, by the rows that read them: the number of the row that made them, those of two readers, -1 for all together, or -2 where the backward pass begins, the loss or null for the outputs, and the sum of the products of the two changes. Only with values, of rows with several readers.",
     ] = UNSET
     steps: Annotated[
         list[Seconds] | UnsetType,

@@ -26,6 +26,7 @@ from habana_mp._report.numbers import Run, hands_on, rounds_nothing
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"
+_ROOT = -2  # where a backward pass begins
 # The rules of rows that cast what is not of one dtype: action, listed. What the others cast depends on the order of their arguments.
 _RULES = {
     **{name: (name, True) for name in ("lower", *FORMATS, "fp32", "promote")},
@@ -75,7 +76,8 @@ class Simulation:
         # By the maker: those that read what it makes, also inside of an op that was given it.
         self._read_by: dict[int, set[int]] = {}
         for read in report.reads or []:
-            self._read_by.setdefault(read.maker, set()).add(read.second)
+            if read.second >= 0:
+                self._read_by.setdefault(read.maker, set()).add(read.second)
         # By the maker: ops that return what they are given, such as dropout in eval mode. They may cast it.
         self._passing: dict[int, list[int]] = {}
         for edge in report.edges or []:
@@ -142,7 +144,7 @@ class Simulation:
         it in the low dtype.
         """
         for number, readers in self._read_by.items():
-            inside = readers - {edge.row for edge in self._users.get(number, [])} - {-1}
+            inside = readers - {edge.row for edge in self._users.get(number, [])}
             low = {row for row in inside if self._rows[row].runs_in == [self._low]}
             several = self._rows[number].measured.calls > self._rows[number].calls
             if several and number in inside and self._kept_low(low):
@@ -222,7 +224,8 @@ class Simulation:
         """Who casts the float32 results of a row back to the low dtype."""
         if self._is_cast_on_the_way(number, moved):
             users = self._users[number]
-            every = {edge.row for edge in users} | self._read_by.get(number, set())
+            same = any(_core.computes(encodable(self._rows[each].op)) for each in self._passing[number])  # no view
+            every = {edge.row for edge in users} | self._read_by.get(number, set()) | ({_ROOT} if same else set())
             return Rounded(dict.fromkeys(every, 1.0), {edge.row: edge.count for edge in users})
         to = {**listed, **moved}
         # What was in float32 as it ran has been cast then, too: that is an error of those that read it.
@@ -262,7 +265,7 @@ class Simulation:
                 rounded[user] += edge.count if rounds(user, edge.dtype) else 0
             counts[user] += edge.count
         parts |= {user: count / counts[user] for user, count in rounded.items() if user not in parts}
-        inside = self._read_by.get(number, set()) - parts.keys() - {-1}
+        inside = self._read_by.get(number, set()) - parts.keys()
         return Rounded(parts | {reader: float(rounds(reader, self._low)) for reader in inside}, counts)
 
     def _moved(

@@ -10,6 +10,7 @@
 #include "evidence/loss_scale.h"
 #include "probe/choices/margins.h"
 #include "probe/choices/twins.h"
+#include "probe/values.h"
 #include "watch/backward_pass.h"
 
 namespace habana_mp::probe {
@@ -32,6 +33,7 @@ void begin(const Frame& frame, const evidence::Op& op, c10::ArrayRef<c10::IValue
   if (evidence::begins_backward(op, tensors)) {
     const double scale = evidence::loss_scale(tensors.front()).by_tensor;
     reach_loss(tensors.front(), scale);
+    begin_backward_at(tensors.front(), {});
     watch::begin_scaled(scale);  // last, as that runs passes of its own
   }
   const bool chooses = is_choice(op, inputs);

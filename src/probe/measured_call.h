@@ -13,6 +13,7 @@
 #include "evidence/differences.h"
 #include "evidence/rerun.h"
 #include "probe/choices/twins.h"
+#include "probe/detached/continued.h"
 #include "report/values.h"
 #include "watch/call_stack.h"
 
@@ -29,10 +30,11 @@ struct MeasuredCall : watch::ProbedCall {
   // The sequence number of the first node of autograd that it may make.
   std::uint64_t nodes = at::sequence_number::peek();
   bool backward = false;
-  bool in_function = false;                  // of autograd, to whose results a gradient comes
-  bool chooses = false;                      // it is a choice: probe/choices/margins.h
-  bool aside = false;                        // it is here to be followed alone
-  std::unique_ptr<FollowedCall> followed{};  // null where it is not
+  bool in_function = false;                    // of autograd, to whose results a gradient comes
+  bool chooses = false;                        // it is a choice: probe/choices/margins.h
+  bool aside = false;                          // it is here to be followed alone
+  std::unique_ptr<FollowedCall> followed{};    // null where it is not
+  std::unique_ptr<ContinuedCall> continued{};  // nor behind anything detached
 
   // Numbers that are given as this argument, as they are in the run that this one is compared with:
   // in float32, unless a probe says otherwise.

@@ -13,6 +13,7 @@ from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.findings.unknown import may_flip, why_no_shares
 from habana_mp._report.formats import FORMATS
+from habana_mp._report.numbers import OUTPUTS
 from habana_mp._show.units import share
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu", "torch-cuda")  # in a head; the last one is float16's
@@ -72,7 +73,8 @@ def invitation(report: Report) -> str:
 @dataclass(frozen=True)
 class Foretold:
     """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names. ``off_by`` is which part of
-    these errors may be chance. ``choosing`` are ops that may choose otherwise than in float32, and what follows from that is in no number here.
+    these errors may be chance. ``choosing`` are ops that may choose otherwise than in float32, and what follows from that is in no number here,
+    nor are some errors of what is ``detached``.
     """
 
     what: str
@@ -80,6 +82,7 @@ class Foretold:
     off_by: float
     presets: dict[str, float]
     choosing: tuple[str, ...]
+    detached: bool
 
     @property
     def exact(self) -> str:
@@ -88,7 +91,9 @@ class Foretold:
 
     @property
     def without(self) -> str:
-        return f"without what {', '.join(self.choosing)} may choose otherwise" if self.choosing else ""
+        parts = [f"what {', '.join(self.choosing)} may choose otherwise"] if self.choosing else []
+        parts += ["some errors of what is detached"] if self.detached else []
+        return f"without {' and '.join(parts)}" if parts else ""
 
 
 def foretold(report: Report) -> list[Foretold]:
@@ -106,6 +111,7 @@ def foretold(report: Report) -> list[Foretold]:
             objective.off_by(loss),
             {name: found[name][loss] for name in COMPARED if name in found},
             choosing,
+            any((OUTPUTS if each.loss is None else each.loss) == loss for each in report.detached),
         )
         for loss, error in objective.errors().items()
     ]

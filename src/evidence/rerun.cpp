@@ -14,6 +14,7 @@
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
+#include "evidence/draws.h"
 #include "policy/op_traits.h"
 #include "policy/roles.h"
 #include "scope/state.h"
@@ -33,7 +34,7 @@ bool has_part(std::string_view op, std::initializer_list<std::string_view> parts
 // of, and what attention, norms and convolutions are.
 bool is_part(std::string_view op) {
   return has_part(op, {"_backward", "softmax", "scaled_dot_product", "convolution", "_norm", "_rnn",
-                       "addmm", "bilinear", "embedding_bag", "dropout"});
+                       "addmm", "bilinear", "embedding_bag", "dropout", "rrelu"});
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -100,6 +101,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   op->computing = computes(own) || is_part(own);
   op->repeatable = op->computing && op->why_not == Unmeasured::None;
   op->adds = op->repeatable && is_addition(own);
+  op->redraws = aten && draws_alike(own);
   op->overwrites = aten && overwrites(own);
   op->hands_on = is_bare(own) || (is_view(schema) && only_reads(schema));
   const bool in_place = op->written.size() == 1 && op->written.front() == 0;
@@ -121,6 +123,16 @@ void for_tensors(const c10::IValue& value, const Use& use) {
   } else if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) use(tensor);
   }
+}
+
+bool is_on_cpu(c10::ArrayRef<c10::IValue> arguments) {
+  bool all = true;
+  for (const c10::IValue& argument : arguments) {
+    for_tensors(argument, [&](const at::Tensor& tensor) {
+      all = all && (!tensor.defined() || tensor.is_cpu());
+    });
+  }
+  return all;
 }
 
 }  // namespace
@@ -168,11 +180,14 @@ bool has_floating(c10::ArrayRef<c10::IValue> arguments) {
   return some;
 }
 
-Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments, bool redraws) {
   // Of those with a reserve, no call: also where they drop nothing.
   const bool draws_nothing = op.why_not == Unmeasured::Random && drops_nothing(op, arguments);
-  if (op.why_not != Unmeasured::None && !draws_nothing) return op.why_not;
-  if (op.dropout < arguments.size()) {
+  const bool again = redraws && op.redraws && is_on_cpu(arguments);
+  if (op.why_not != Unmeasured::None && !draws_nothing &&
+      !(again && op.why_not == Unmeasured::Random))
+    return op.why_not;
+  if (!again && op.dropout < arguments.size()) {
     const c10::IValue& share = arguments[op.dropout];
     if (share.isDouble() && share.toDouble() > 0) return Unmeasured::Random;
   }
@@ -255,8 +270,10 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
       stack.push_back(std::move(value));
     }
     const std::uint64_t start = ns == nullptr ? 0 : now_ns();
+    const Redrawn redrawn;
     op.handle.callBoxed(stack);
     if (ns != nullptr) *ns += now_ns() - start;
+    if (!redrawn.as_many()) return std::nullopt;
     return results_of(op, std::move(stack));
   } catch (const std::exception&) {
     return std::nullopt;

@@ -45,6 +45,7 @@ struct Op {
   bool composite = false;   // it is made of other ops
   bool moves = false;       // it only moves numbers about, into its first argument or a new one
   bool adds = false;        // it adds something to its first argument
+  bool redraws = false;     // where it draws, numbers that do not depend on its dtype
   bool overwrites = false;  // it writes to its first argument, whose numbers it does not read
   bool hands_on = false;    // its result is a view, or memory that nothing has been written to
   c10::SmallVector<std::size_t, 2> written{};  // arguments that a run may change: to be copied
@@ -68,8 +69,9 @@ const Op* op_of(const at::RecordFunction& call);
 bool has_floating(c10::ArrayRef<c10::IValue> arguments);
 
 // Why a call cannot be made again: its op, what it drops, or its tensors, which must be plain ones,
-// none float64.
-report::Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+// none float64. `redraws`: it would be made with the same random numbers.
+report::Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                 bool redraws = false);
 
 // Whether a call that computes can be made again: with it, at least one tensor is floating.
 bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments);

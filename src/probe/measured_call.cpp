@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/op_schema.h"
+#include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
@@ -50,6 +51,27 @@ bool rounds_by_casts(const Frame& frame, const evidence::Op& op) {
   if (frame.cast_tensors.empty() || !op.written.empty()) return false;
   const std::lock_guard guard(watch::all().mutex);
   return watch::all().sites[frame.call.site].op == without_aten(op.handle.schema().name());
+}
+
+bool has_low(c10::ArrayRef<c10::IValue> arguments, const watch::CastTensors& casts) {
+  const auto tensors = tensors_in(arguments);
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    // A kernel of autocast casts behind the beginning of the call, a patched op before it.
+    const auto cast = std::find_if(casts.begin(), casts.end(),
+                                   [&](const auto& pair) { return pair.first.is_same(tensor); });
+    const at::Tensor& ran = cast == casts.end() ? tensor : cast->second;
+    return ran.defined() && may_be_low(dtype_of(ran));
+  });
+}
+
+bool ran_low(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  return has_low(context.arguments, context.casts) || (!context.backward && has_low(results));
+}
+
+bool hands_on(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  return context.casts.empty() && !context.arguments.empty() && results.front().isTensor() &&
+         context.arguments.front().isTensor() && context.op->written.empty() &&
+         results.front().toTensor().is_same(context.arguments.front().toTensor());
 }
 
 std::vector<at::Tensor> MeasuredCall::given_tensors() const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "evidence/differences.h"
+#include "evidence/draws.h"
 #include "evidence/rerun.h"
 #include "probe/choices/twins.h"
 #include "probe/detached/continued.h"
@@ -23,12 +24,14 @@ struct MeasuredCall : watch::ProbedCall {
   const evidence::Op* op = nullptr;                   // null: it is inside of one that is measured
   report::Unmeasured why = report::Unmeasured::None;  // it is not run again
   std::uint64_t looked_at = 0;                        // of the thread, when it began
+  std::uint64_t low = 0;                              // the same
   std::vector<c10::IValue> arguments;
   std::optional<std::int64_t> before{};  // the version of the argument that is written to
   std::uint64_t epoch = 0;
   std::uint64_t start = 0;
   // The sequence number of the first node of autograd that it may make.
   std::uint64_t nodes = at::sequence_number::peek();
+  std::optional<evidence::Draws> draws{};  // of one that is run again though it draws
   bool backward = false;
   bool in_function = false;                    // of autograd, to whose results a gradient comes
   bool chooses = false;                        // it is a choice: probe/choices/margins.h
@@ -80,5 +83,14 @@ bool is_transparent(const watch::Frame& frame, const evidence::Op& op,
 
 // Whether an op that only moves numbers about was cast for, which rounds them.
 bool rounds_by_casts(const watch::Frame& frame, const evidence::Op& op);
+
+// Whether an op that is given these computes in a low dtype.
+bool has_low(c10::ArrayRef<c10::IValue> arguments, const watch::CastTensors& casts = {});
+
+// Whether a call ran low. What torch.autocast casts it casts unseen: the results show it.
+bool ran_low(const MeasuredCall& context, const std::vector<c10::IValue>& results);
+
+// Whether the result is the argument: dropout in evaluation casts at most.
+bool hands_on(const MeasuredCall& context, const std::vector<c10::IValue>& results);
 
 }  // namespace habana_mp::probe

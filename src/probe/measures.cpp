@@ -40,10 +40,11 @@ bool made_by(const at::Tensor& tensor, SiteId site) {
 }
 
 // A call that could not be measured after all.
-void leave_out(Values& values, Unmeasured why, bool backward) {
+void leave_out(Values& values, const MeasuredCall& context) {
+  const bool backward = context.backward;
   (backward ? values.backward_calls : values.calls) = 0;
   (backward ? values.backward_ran_ns : values.ran_ns) = 0;
-  values.leave_out(why, backward);
+  values.leave_out(context.draws ? Unmeasured::Random : Unmeasured::Kernel, backward);
 }
 
 // Whether a call has made float32 alone.
@@ -151,7 +152,7 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
       *context.op, context.arguments,
       [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); },
       context.backward ? &values.backward_other_ns : &values.other_ns);
-  if (!reference) return leave_out(values, Unmeasured::Kernel, context.backward);
+  if (!reference) return leave_out(values, context);
   const auto pairs = evidence::compared(results, *reference);
   if (!context.backward) add(values, follow_shadows(context, results, pairs, waiting));
   const std::size_t inherited = waiting.size();
@@ -213,7 +214,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
     if (dtype_of(full) != DType::Float32) continue;
     values.range.add(evidence::range_of(full));
   }
-  if (!other) return leave_out(values, Unmeasured::Kernel, false);
+  if (!other) return leave_out(values, context);
   std::vector<evidence::Compared> lowered;
   for (const auto& [result, lower] : evidence::compared(results, *other)) {
     if (dtype_of(result) != DType::Float32) continue;

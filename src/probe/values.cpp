@@ -60,6 +60,7 @@ struct OnThread {
   std::uint64_t epoch = 0;
   unsigned measuring = 0;       // calls that are being measured, one inside another
   std::uint64_t looked_at = 0;  // calls that have been measured, or not, with a reason
+  std::uint64_t low = 0;        // of those that ran low
 };
 
 OnThread& on_this_thread() {
@@ -105,18 +106,6 @@ void notify(const MeasuredCall& context, const Values& values) {
   const std::lock_guard guard(all().mutex);
   if (context.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
   for_listeners([&](report::Listener& listener) { listener.measured(context.site, values); });
-}
-
-// Whether the op computed in a low dtype.
-bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}) {
-  const auto tensors = tensors_in(arguments);
-  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    // A kernel of autocast casts behind the beginning of the call, a patched op before it.
-    const auto cast = std::find_if(casts.begin(), casts.end(),
-                                   [&](const auto& pair) { return pair.first.is_same(tensor); });
-    const at::Tensor& ran = cast == casts.end() ? tensor : cast->second;
-    return ran.defined() && may_be_low(dtype_of(ran));
-  });
 }
 
 // Of the loss whose backward pass runs, in its units.
@@ -168,23 +157,17 @@ void watch_readers(const MeasuredCall& context, const std::vector<c10::IValue>& 
       });
 }
 
-// Whether a call ran low. What torch.autocast casts it casts unseen: the results show it.
-bool ran_low(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
-  return has_low(context.arguments, context.casts) || (!context.backward && has_low(results));
-}
-
-// Whether the result is the argument: dropout in evaluation casts at most.
-bool hands_on(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
-  return context.casts.empty() && !context.arguments.empty() && results.front().isTensor() &&
-         context.arguments.front().isTensor() && context.op->written.empty() &&
-         results.front().toTensor().is_same(context.arguments.front().toTensor());
-}
-
-// A call that is not run again has ended: a row says so, unless it speaks of calls inside of it.
+// A call that is not run again has ended: a row says so, unless it speaks of calls inside of it. Of
+// one that was cast for, these must have run low: attention computes in float32 on rounded numbers.
 void end_unmeasured(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
-  const bool wanted = ran_low(context, results) || (!context.backward && what_to_measure().what_if);
-  if (!wanted || on_this_thread().looked_at != context.looked_at) return;
-  ++on_this_thread().looked_at;
+  OnThread& thread = on_this_thread();
+  const bool low = ran_low(context, results);
+  const bool wanted = low || (!context.backward && what_to_measure().what_if);
+  const bool inside =
+      context.op->composite ? thread.low != context.low : thread.looked_at != context.looked_at;
+  if (!wanted || inside) return;
+  ++thread.looked_at;
+  if (low) ++thread.low;
   Values values;
   values.leave_out(context.why, context.backward);
   notify(context, values);
@@ -224,11 +207,14 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   }
   if (!(op->computing || casts) || !evidence::has_floating(inputs)) return nullptr;
   if (!backward && is_transparent(*frame, *op, inputs)) return nullptr;
-  const Unmeasured why = measured ? evidence::why_not_again(*op, inputs) : Unmeasured::Thread;
+  const Unmeasured why =
+      measured ? evidence::why_not_again(*op, inputs, !backward) : Unmeasured::Thread;
   // Of others the ops inside are measured. So they are of a recurrent layer that no list has: a
   // list may have these.
   const bool whole = why == Unmeasured::None && (decided || op->why_not == Unmeasured::None);
-  if (op->composite && !whole) return nullptr;
+  // They do not show what it was cast for: that of torch.autocast is unseen.
+  const bool cast = decided ? !frame->cast_tensors.empty() : autocast::this_thread.state == nullptr;
+  if (op->composite && !whole && !cast) return nullptr;
   // Without what-ifs only that is measured which ran low.
   const bool may_cast =
       !backward && !autocast::excluded_here().has_all(c10::autocast_dispatch_keyset);
@@ -238,8 +224,10 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   context->op = op;
   context->why = why;
   context->looked_at = on_this_thread().looked_at;
+  context->low = on_this_thread().low;
   if (why == Unmeasured::None) {
     context->keep(inputs);
+    if (evidence::why_not_again(*op, inputs) != Unmeasured::None) context->draws.emplace(inputs);
   } else {
     context->arguments.assign(inputs.begin(), inputs.end());
   }
@@ -253,7 +241,7 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   return context;
 }
 
-void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
+void end_measured(MeasuredCall& context, const at::RecordFunction& call) {
   if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
     --measuring;
   watch_readers(context, call.outputs());
@@ -269,6 +257,7 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
     for (Off& off : waiting) wait(off);
     return;
   }
+  const evidence::SameDraws same_draws(context.draws ? &*context.draws : nullptr);
   const std::uint64_t start = now_ns();
   if (!context.backward) values.ran_ns = start - context.start;
   (context.backward ? values.backward_calls : values.calls) = 1;
@@ -277,6 +266,7 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
   const bool shadowed = !context.backward && is_shadowed(context);
   const report::Measure measure = measure_of(context);
   if (!low && !shadowed && !measure.what_if) return;
+  if (low) ++on_this_thread().low;
   {
     const evidence::OutOfSight out_of_sight;
     if (low) {
@@ -319,7 +309,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
 }
 
 void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
-  const auto& context = static_cast<const MeasuredCall&>(kept);
+  auto& context = static_cast<MeasuredCall&>(kept);
   if (!context.aside) end_measured(context, call);
   end_followed(context, call.outputs());
 }

@@ -11,7 +11,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
-from habana_mp._report.findings.unknown import may_flip, why_no_shares
+from habana_mp._report.findings.unknown import may_flip, ran_low, why_no_shares
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import OUTPUTS
 from habana_mp._show.units import share
@@ -74,7 +74,7 @@ def invitation(report: Report) -> str:
 class Foretold:
     """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names. ``off_by`` is which part of
     these errors may be chance. ``choosing`` are ops that may choose otherwise than in float32, and what follows from that is in no number here,
-    nor are some errors of what is ``detached``.
+    nor are some errors of what is ``detached``, nor what ops round that are ``unmeasured``.
     """
 
     what: str
@@ -83,6 +83,7 @@ class Foretold:
     presets: dict[str, float]
     choosing: tuple[str, ...]
     detached: bool
+    unmeasured: tuple[str, ...]
 
     @property
     def exact(self) -> str:
@@ -93,6 +94,7 @@ class Foretold:
     def without(self) -> str:
         parts = [f"what {', '.join(self.choosing)} may choose otherwise"] if self.choosing else []
         parts += ["some errors of what is detached"] if self.detached else []
+        parts += [f"what {', '.join(self.unmeasured)} may round, which is not measured"] if self.unmeasured else []
         return f"without {' and '.join(parts)}" if parts else ""
 
 
@@ -112,6 +114,7 @@ def foretold(report: Report) -> list[Foretold]:
             {name: found[name][loss] for name in COMPARED if name in found},
             choosing,
             any((OUTPUTS if each.loss is None else each.loss) == loss for each in report.detached),
+            tuple(sorted({row.op for row in report.rows if row.unmeasured and ran_low(row)})),
         )
         for loss, error in objective.errors().items()
     ]

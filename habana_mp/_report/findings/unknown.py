@@ -97,7 +97,7 @@ def why_nothing(report: Report) -> Why | None:
     if not report.rows:
         return no_op(report)
     # Low tensors of the program's own, and what torch.autocast casts, need no policy.
-    low = any(_ran_low(row) or row.unmeasured for row in report.rows)
+    low = any(ran_low(row) or row.unmeasured for row in report.rows)
     if low or _errors(report.rows, "ran") or _has_policy(report):
         return None
     return _COMPILED if report.compiled else _NO_POLICY
@@ -141,10 +141,10 @@ def why_no_error(report: Report, rows: list[Row], which: str) -> Why | None:
     """Why the error of some rows is not known: "ran", "low" (what if) or "backward". What ran in float32 is exact, and so is what only moves numbers."""
     if which == "backward" and not report.backward_seconds:
         return "no backward pass was seen", "call backward in the block of the report"
-    asked = [row for row in rows if _computes(row) and (which == "low" or _ran_low(row))]
+    asked = [row for row in rows if _computes(row) and (which == "low" or ran_low(row))]
     if not asked or any(_is_measured(row, which) for row in asked):
         return None
-    if which == "low" and not any(_is_measured(row, which) for row in report.rows if not _ran_low(row)):
+    if which == "low" and not any(_is_measured(row, which) for row in report.rows if not ran_low(row)):
         return _NOT_LOW
     _, why = why_unmeasured(asked, backward=which == "backward")
     if not why and which == "ran" and any(map(_has_wide_insides, asked)):
@@ -185,7 +185,7 @@ def _computes(row: Row) -> bool:
     return _core.computes(encodable(row.op)) or bool(row.unmeasured or row.unmeasured_backward)
 
 
-def _ran_low(row: Row) -> bool:
+def ran_low(row: Row) -> bool:
     # What torch.autocast casts it casts unseen: the results show it.
     return any(dtype in _core.LOW_DTYPES for dtype in (*row.runs_in, *row.made_bytes))
 
@@ -193,7 +193,7 @@ def _ran_low(row: Row) -> bool:
 def _has_wide_insides(row: Row) -> bool:
     """Whether an op that ran low is known by what is inside it alone, which did not: as attention with dropout, on the CPU."""
     values = row.measured
-    return _ran_low(row) and not any(structs.astuple(values.ran)) and any(structs.astuple(values.low))
+    return ran_low(row) and not any(structs.astuple(values.ran)) and any(structs.astuple(values.low))
 
 
 def _is_measured(row: Row, which: str) -> bool:

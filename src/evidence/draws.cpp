@@ -1,6 +1,6 @@
 #include "evidence/draws.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ bool draws_alike(std::string_view op) {
 }
 
 Draws::Draws(c10::ArrayRef<c10::IValue> arguments)
-    : generator_(at::detail::getDefaultCPUGenerator()) {
+    : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
   for (const c10::IValue& each : arguments) {
     if (each.isGenerator()) generator_ = each.toGenerator();
   }

@@ -34,7 +34,7 @@ bool has_part(std::string_view op, std::initializer_list<std::string_view> parts
 // of, and what attention, norms and convolutions are.
 bool is_part(std::string_view op) {
   return has_part(op, {"_backward", "softmax", "scaled_dot_product", "convolution", "_norm", "_rnn",
-                       "addmm", "bilinear", "embedding_bag", "dropout", "rrelu"});
+                       "addmm", "bilinear", "embedding_bag", "dropout", "rrelu", "trilinear"});
 }
 
 bool is_view(const c10::FunctionSchema& schema) {

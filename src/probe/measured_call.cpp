@@ -10,6 +10,7 @@
 #include "policy/op_traits.h"
 #include "scope/regions.h"
 #include "watch/observatory.h"
+#include "watch/observer.h"
 
 namespace habana_mp::probe {
 
@@ -72,6 +73,13 @@ bool hands_on(const MeasuredCall& context, const std::vector<c10::IValue>& resul
   return context.casts.empty() && !context.arguments.empty() && results.front().isTensor() &&
          context.arguments.front().isTensor() && context.op->written.empty() &&
          results.front().toTensor().is_same(context.arguments.front().toTensor());
+}
+
+bool is_lowered(const MeasuredCall& context) {
+  const std::lock_guard guard(watch::all().mutex);
+  return context.site != report::kNone &&
+         context.epoch == watch::epoch.load(std::memory_order_relaxed) &&
+         watch::all().sites[context.site].outcome == Outcome::Lower;
 }
 
 std::vector<at::Tensor> MeasuredCall::given_tensors() const {

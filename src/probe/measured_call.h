@@ -90,6 +90,9 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const watch::CastTensors& cas
 // Whether a call ran low. What torch.autocast casts it casts unseen: the results show it.
 bool ran_low(const MeasuredCall& context, const std::vector<c10::IValue>& results);
 
+// Whether a list has lowered a call.
+bool is_lowered(const MeasuredCall& context);
+
 // Whether the result is the argument: dropout in evaluation casts at most.
 bool hands_on(const MeasuredCall& context, const std::vector<c10::IValue>& results);
 

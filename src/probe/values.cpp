@@ -58,9 +58,10 @@ Measuring& here() { return process_wide<Measuring>(); }
 
 struct OnThread {
   std::uint64_t epoch = 0;
-  unsigned measuring = 0;       // calls that are being measured, one inside another
-  std::uint64_t looked_at = 0;  // calls that have been measured, or not, with a reason
-  std::uint64_t low = 0;        // of those that ran low
+  unsigned measuring = 0;          // calls that are being measured, one inside another
+  std::uint64_t looked_at = 0;     // calls that have been measured, or not, with a reason
+  std::uint64_t low = 0;           // of those that ran low
+  SiteId lowered = report::kNone;  // the last of the calls inside of it that a list has lowered
 };
 
 OnThread& on_this_thread() {
@@ -177,8 +178,11 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   unsigned& measuring = on_this_thread().measuring;
   if (measuring > 0) {
     ++measuring;
-    return std::make_unique<MeasuredCall>();
+    auto inside = std::make_unique<MeasuredCall>();
+    inside->epoch = thread.epoch;
+    return inside;
   }
+  on_this_thread().lowered = report::kNone;
   const Frame* frame = counted_with(thread);
   if (frame == nullptr || frame->call.site == report::kNone) return nullptr;
   const evidence::Op* op = evidence::op_of(call);
@@ -244,6 +248,12 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
 void end_measured(MeasuredCall& context, const at::RecordFunction& call) {
   if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
     --measuring;
+  if (context.op == nullptr && is_lowered(context)) on_this_thread().lowered = context.site;
+  // bilinear, in no list, sums up what a bmm makes, which a list may lower: the error is that of
+  // the bmm, which no gradient reaches.
+  const bool whole = context.op != nullptr && hides(context) && !context.backward;
+  const SiteId lowered = whole ? on_this_thread().lowered : report::kNone;
+  if (lowered != report::kNone) context.site = lowered;
   watch_readers(context, call.outputs());
   if (context.why != Unmeasured::None) return end_unmeasured(context, call.outputs());
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
@@ -262,7 +272,7 @@ void end_measured(MeasuredCall& context, const at::RecordFunction& call) {
   if (!context.backward) values.ran_ns = start - context.start;
   (context.backward ? values.backward_calls : values.calls) = 1;
   const std::vector<c10::IValue> results = evidence::results_of(*context.op, call.outputs());
-  const bool low = ran_low(context, results);
+  const bool low = ran_low(context, results) || lowered != report::kNone;
   const bool shadowed = !context.backward && is_shadowed(context);
   const report::Measure measure = measure_of(context);
   if (!low && !shadowed && !measure.what_if) return;

@@ -33,7 +33,9 @@ _GAIN = 0.1  # of the error that is left, which each edit takes away on average 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Edits to take together. ``step`` is the time that ``seconds`` is a part of, ``rounding`` are ops in the low dtype that they do not move."""
+    """Edits to take together. ``step`` is the time that ``seconds`` is a part of, ``rounding`` are ops in the low dtype that they do not move, and
+    ``given_low`` those of the lower list that rounded nothing, because they were given the low dtype: with the edits that may be float32.
+    """
 
     edits: tuple[Edit, ...]
     errors: tuple[
@@ -41,7 +43,8 @@ class Beginning:
     ]  # of each loss: what it is called, now, and with the edits; none where it is not known
     step: float
     rounding: tuple[str, ...] = ()
-    all_seen: bool = True  # no code ran whose rounding the report does not have
+    given_low: tuple[str, ...] = ()
+    all_seen: bool = True  # nothing rounds but what a list lowers, as far as the report can know
 
     @property
     def seconds(self) -> float:
@@ -58,10 +61,11 @@ class Beginning:
     def _exact(self) -> str:
         if not self.errors or any(left for *_, left in self.errors):
             return ""
-        if not self.rounding:
-            return "; then nothing is rounded, as without a policy" if self.all_seen else ""
-        more = f" and {counted(len(self.rounding) - 1, 'other op')}" if len(self.rounding) > 1 else ""
-        return f"; {self.rounding[0]}{more} still round{'' if more else 's'}, which no error here has"
+        if self.rounding:
+            return f"; {_ops(self.rounding, 'still round')}, which no error here has"
+        if self.given_low:
+            return f"; {_ops(self.given_low, 'stay')} in the lower list, and may round then"
+        return "; then nothing is rounded, as without a policy" if self.all_seen else ""
 
     def _effects(self) -> Iterator[str]:
         one = len(self.edits) == 1
@@ -97,17 +101,37 @@ def beginning(report: Report, found: Sequence[Edit]) -> Beginning | None:
     after_all = _errors_after(wide[taken - 1], now) if taken else {}
     errors = tuple((objective.full_name(loss), now[loss], error) for loss, error in after_all.items())
     taken_edits = (*lost, *wide[:taken])
-    rounding, all_seen = tuple(_still_rounding(report, taken_edits)), not report.forked_casts
-    return Beginning(taken_edits, errors, seconds_of_steps(report), rounding, all_seen)
+    lowered = _lowered(report, taken_edits)
+    rounding = tuple(op for op, rounds in lowered if rounds)
+    given_low = tuple(op for op, rounds in lowered if not rounds)
+    all_seen = not report.forked_casts and not _has_own_low(report)
+    return Beginning(taken_edits, errors, seconds_of_steps(report), rounding, given_low, all_seen)
 
 
-def _still_rounding(report: Report, taken: Iterable[Edit]) -> Iterator[str]:
-    """Ops of the lower list that are in no edit: an op without a share of the error may hide behind one that has a larger one."""
+def _lowered(report: Report, taken: Iterable[Edit]) -> list[tuple[str, bool]]:
+    """Ops of the lower list that are in no edit, and whether they rounded: one without a share of the error may hide behind one that has a larger one."""
     moved = {edit.op for edit in taken}
+    found = []
     for op, rows in groupby(sorted(report.rows, key=lambda row: row.op), lambda row: row.op):
         lowered = [row for row in rows if row.decision == "lower"]
-        if op not in moved and any(row.casts or row.measured.ran.squares for row in lowered):
-            yield op
+        if lowered and op not in moved:
+            found.append((op, any(row.casts or row.measured.ran.squares for row in lowered)))
+    return found
+
+
+def _has_own_low(report: Report) -> bool:
+    """Whether the program has tensors in a low dtype that no op has made, such as weights, or makes some itself."""
+    low = frozenset(_core.LOW_DTYPES)
+    given = any(edge.maker < 0 and edge.dtype in low for edge in report.edges or [])
+    return given or any(
+        row.decision == "unlisted" and row.dtypes == ["float32"] and low & row.made_bytes.keys() for row in report.rows
+    )
+
+
+def _ops(names: Sequence[str], do: str) -> str:
+    """``bmm and 2 other ops still round``."""
+    more = f" and {counted(len(names) - 1, 'other op')}" if len(names) > 1 else ""
+    return f"{names[0]}{more} {do}{'' if more else 's'}"
 
 
 def _errors_after(edit: Edit, losses: Iterable[str]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fake_reports
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
@@ -69,6 +70,48 @@ TWO = (("the loss of gan.py:41", 1.0, 0.2), ("the loss of gan.py:47", 0.02, 0.0)
 )  # fmt: skip
 def test_the_head_in_words(edits, errors, rounding, said):
     assert str(Beginning(tuple(edits), errors, 1.0, rounding)) == said
+
+
+class Chain(nn.Module):
+    def __init__(self, low=False, between=lambda y: y):
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(16, 32), nn.Linear(32, 8), between
+        self.to(torch.bfloat16 if low else torch.float32)
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x)))
+
+
+def dropped(y):
+    """As in attention of transformers: with the edit of linear, dropout is given float32 and rounds."""
+    return F.dropout(y.float().softmax(-1).to(y.dtype), 0.0, training=True)
+
+
+@pytest.mark.parametrize(
+    ("net", "given", "said"),
+    [
+        pytest.param(Chain(), torch.float32, "; then nothing is rounded, as without a policy", id="float32"),
+        pytest.param(Chain(low=True), torch.bfloat16, "", id="weights in bfloat16"),
+        pytest.param(Chain(), torch.bfloat16, "", id="inputs in bfloat16"),
+        pytest.param(
+            Chain(between=lambda y: y.float().to(torch.bfloat16)), torch.float32, "", id="a cast of the program"
+        ),
+        pytest.param(
+            Chain(between=dropped), torch.float32, "; dropout stays in the lower list, and may round then", id="dropout"
+        ),
+    ],
+)
+def test_that_nothing_is_rounded_is_said_only_where_it_is_so(net, given, said):
+    policy = hmp.Policy.from_ops(lower=["linear", "dropout"], fp32=["softmax", "mean", "square"], name="own")
+    with hmp.report(values=True) as report:
+        for seed in range(4):
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+            with hmp.autocast("cpu", policy=policy):
+                net(x.to(given)).float().square().mean().backward()
+    head = beginning(report._data(), report.edits())
+    assert [edit.text for edit in head.edits] == ["+linear:fp32"]
+    assert head.errors[0][2] == 0
+    assert head._exact() == said
 
 
 LOST = {**fake_reports.ERROR, "lost": 3}

@@ -216,8 +216,8 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   // Of others the ops inside are measured. So they are of a recurrent layer that no list has: a
   // list may have these.
   const bool whole = why == Unmeasured::None && (decided || op->why_not == Unmeasured::None);
-  // They do not show what it was cast for: that of torch.autocast is unseen.
-  const bool cast = decided ? !frame->cast_tensors.empty() : autocast::this_thread.state == nullptr;
+  // They do not show what it was cast for.
+  const bool cast = decided && !frame->cast_tensors.empty();
   if (op->composite && !whole && !cast) return nullptr;
   // Without what-ifs only that is measured which ran low.
   const bool may_cast =

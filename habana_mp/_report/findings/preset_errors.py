@@ -11,7 +11,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
-from habana_mp._report.findings.unknown import may_flip, ran_low, why_no_shares
+from habana_mp._report.findings.unknown import has_wide_insides, may_flip, ran_low, why_no_shares
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import OUTPUTS
 from habana_mp._show.units import share
@@ -114,7 +114,9 @@ def foretold(report: Report) -> list[Foretold]:
             {name: found[name][loss] for name in COMPARED if name in found},
             choosing,
             any((OUTPUTS if each.loss is None else each.loss) == loss for each in report.detached),
-            tuple(sorted({row.op for row in report.rows if row.unmeasured and ran_low(row)})),
+            tuple(
+                sorted({row.op for row in report.rows if has_wide_insides(row) or (row.unmeasured and ran_low(row))})
+            ),
         )
         for loss, error in objective.errors().items()
     ]

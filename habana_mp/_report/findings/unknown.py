@@ -147,7 +147,7 @@ def why_no_error(report: Report, rows: list[Row], which: str) -> Why | None:
     if which == "low" and not any(_is_measured(row, which) for row in report.rows if not ran_low(row)):
         return _NOT_LOW
     _, why = why_unmeasured(asked, backward=which == "backward")
-    if not why and which == "ran" and any(map(_has_wide_insides, asked)):
+    if not why and which == "ran" and any(map(has_wide_insides, asked)):
         why = _INSIDES_WIDE
     ran = any(row.measured.backward_calls if which == "backward" else row.measured.calls for row in asked)
     ops = ", ".join(dict.fromkeys(row.op for row in asked))
@@ -166,7 +166,7 @@ def known_errors(report: Report) -> dict[str, LocalError]:
 def unmeasured(report: Report) -> Iterator[Why]:
     """A text for each op that ran in a low dtype and of which no call could be measured."""
     for group in grouped(report.rows, lambda row: row.op):
-        if any(row.unmeasured or _has_wide_insides(row) for row in group) and (
+        if any(row.unmeasured or has_wide_insides(row) for row in group) and (
             why := why_no_error(report, group, "ran")
         ):
             yield why
@@ -190,14 +190,14 @@ def ran_low(row: Row) -> bool:
     return any(dtype in _core.LOW_DTYPES for dtype in (*row.runs_in, *row.made_bytes))
 
 
-def _has_wide_insides(row: Row) -> bool:
+def has_wide_insides(row: Row) -> bool:
     """Whether an op that ran low is known by what is inside it alone, which did not: as attention with dropout, on the CPU."""
     values = row.measured
     return ran_low(row) and not any(structs.astuple(values.ran)) and any(structs.astuple(values.low))
 
 
 def _is_measured(row: Row, which: str) -> bool:
-    if which == "ran" and _has_wide_insides(row):
+    if which == "ran" and has_wide_insides(row):
         return False
     return any(structs.astuple(error_of(row, which))) or bool(which != "backward" and row.measured.range.numbers)
 

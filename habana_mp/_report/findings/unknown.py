@@ -224,7 +224,7 @@ def _given_off(report: Report) -> set[int]:
     for edge in report.edges or []:
         users.setdefault(edge.maker, set()).add(edge.row)
     rows = enumerate(report.rows)
-    waiting = [number for number, row in rows if row.measured.ran.squares or row.unmeasured or _ran_low(row)]
+    waiting = [number for number, row in rows if row.measured.ran.squares or row.unmeasured or ran_low(row)]
     found: set[int] = set()
     while waiting:
         more = users.get(waiting.pop(), set()) - found

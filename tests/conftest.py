@@ -35,6 +35,7 @@ convert/compile/test_compile
 convert/compile/test_compiled_casts
 convert/compile/test_compiled_int8
 convert/compile/test_compiled_weights
+convert/compile/test_dynamic_shapes
 convert/compile/test_dynamo_imports
 convert/compile/test_graphs
 convert/compile/test_onnx
@@ -65,6 +66,7 @@ report/page/test_page_errors
 report/page/test_page_head
 scope/test_fork
 scope/test_interrupts
+scope/test_locks
 scope/test_many_policies
 scope/test_nested_regions
 weights/offload/test_offload_memory

@@ -163,7 +163,6 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_waits_for_the_gil_under_a_lock(tmp_path: Path, watch: str, action: str) -> None:
     assert run(tmp_path, action, "int8", LD_PRELOAD=watch) == ["ended"]

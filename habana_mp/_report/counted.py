@@ -15,7 +15,6 @@ from habana_mp._ranks.rank import rank
 from habana_mp._report.data import (
     ChoicesWorth,
     CompiledGraph,
-    Detached,
     Edge,
     Format,
     InForce,
@@ -65,7 +64,6 @@ def report_of_counts(
         op_seconds=sum(row.seconds for row in rows),
         backward_seconds=counted["backward_seconds"],
         backward_raised=counted["backward_raised"],
-        detached=convert(counted["detached"], list[Detached]),
         optimizer_seconds=counted["optimizer_seconds"],
         cast_seconds=sum(row.all_cast_seconds for row in rows),
         casts=sum(cast.count for cast in casts),

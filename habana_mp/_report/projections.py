@@ -43,7 +43,7 @@ def project(
         try:
             sums = [torch.randn(tensor.shape, generator=random, device="cpu").to(tensor) for tensor in tensors]
             for tensor, gradient in zip(tensors, sums, strict=True):
-                _core.begin_projection_at(tensor, gradient)
+                _core.begin_backward_at(tensor, gradient)
             torch.autograd.grad(tensors, leaves, sums, retain_graph=True, allow_unused=True)
         finally:
             end()

@@ -24,7 +24,6 @@
 #include "evidence/numbers.h"
 #include "listen/child_casts.h"
 #include "probe/choices/margins.h"
-#include "probe/detached/continued.h"
 #include "probe/values.h"
 #include "report/report.h"
 #include "scope/module_calls.h"
@@ -306,10 +305,6 @@ py::dict values(const report::Report& report) {
                           "otherwise"_a = known.otherwise));
   result["choices_worth"] = worth;
   result["backward_raised"] = now.report.backward_raised();
-  py::list detached;
-  for (const auto& [loss, passes] : now.report.detached_passes())
-    detached.append(py::dict("loss"_a = name_or_outputs(loss), "passes"_a = passes));
-  result["detached"] = detached;
   result["backward_seconds"] = seconds(now.report.backward_ns());
   result["bytes"] = now.report.bytes();
   return result;
@@ -371,13 +366,8 @@ void bind_report(py::module_& module) {
         probe::reach_outputs(outputs, passes);
       },
       py::arg("outputs"), py::arg("passes"), py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "begin_projection_at",
-      [](const at::Tensor& output, const at::Tensor& gradient) {
-        probe::continue_output(output, gradient);
-        probe::begin_backward_at(output, gradient);
-      },
-      py::arg("output"), py::arg("gradient"), py::call_guard<py::gil_scoped_release>());
+  module.def("begin_backward_at", &probe::begin_backward_at, py::arg("root"), py::arg("gradient"),
+             py::call_guard<py::gil_scoped_release>());
   module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));

@@ -129,18 +129,13 @@ class Waiting {
   std::shared_ptr<InnerGradients> inner_;
 };
 
-// With the lock. Of a tensor that may have no graph.
-Result* result_in_memory_of(const at::Tensor& tensor) {
+// With the lock.
+Result* result_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.requires_grad() || tensor.is_leaf()) return nullptr;
   Result* result = differences().results.find(tensor);
   const bool same = result != nullptr && result->version == tensor._version() &&
                     result->dtype == tensor.scalar_type();
   return same ? result : nullptr;
-}
-
-// With the lock.
-Result* result_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.requires_grad() || tensor.is_leaf()) return nullptr;
-  return result_in_memory_of(tensor);
 }
 
 // With the lock. Some are known that use the result.
@@ -292,12 +287,6 @@ bool any_waits(c10::ArrayRef<at::Tensor> tensors) {
   const std::lock_guard guard(differences().mutex);
   return std::ranges::any_of(tensors,
                              [](const at::Tensor& tensor) { return result_of(tensor) != nullptr; });
-}
-
-bool lies_in_result(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_inference()) return false;
-  const std::lock_guard guard(differences().mutex);
-  return result_in_memory_of(tensor) != nullptr;
 }
 
 void forget_differences() {

@@ -14,7 +14,6 @@
 #include "evidence/draws.h"
 #include "evidence/rerun.h"
 #include "probe/choices/twins.h"
-#include "probe/detached/continued.h"
 #include "report/values.h"
 #include "watch/call_stack.h"
 
@@ -33,11 +32,10 @@ struct MeasuredCall : watch::ProbedCall {
   std::uint64_t nodes = at::sequence_number::peek();
   std::optional<evidence::Draws> draws{};  // of one that is run again though it draws
   bool backward = false;
-  bool in_function = false;                    // of autograd, to whose results a gradient comes
-  bool chooses = false;                        // it is a choice: probe/choices/margins.h
-  bool aside = false;                          // it is here to be followed alone
-  std::unique_ptr<FollowedCall> followed{};    // null where it is not
-  std::unique_ptr<ContinuedCall> continued{};  // nor behind anything detached
+  bool in_function = false;                  // of autograd, to whose results a gradient comes
+  bool chooses = false;                      // it is a choice: probe/choices/margins.h
+  bool aside = false;                        // it is here to be followed alone
+  std::unique_ptr<FollowedCall> followed{};  // null where it is not
 
   // Numbers that are given as this argument, as they are in the run that this one is compared with:
   // in float32, unless a probe says otherwise.

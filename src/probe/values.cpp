@@ -18,7 +18,6 @@
 #include "policy/op_traits.h"
 #include "probe/choices/following.h"
 #include "probe/choices/margins.h"
-#include "probe/detached/continued.h"
 #include "probe/inherited_errors.h"
 #include "probe/measured_call.h"
 #include "probe/measures.h"
@@ -353,7 +352,6 @@ void stop(const report::Report& report) {
   evidence::forget_shadows();
   evidence::forget_differences();
   forget_choices();
-  forget_continued();
 }
 
 thread_local std::optional<Aside> projecting;

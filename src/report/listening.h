@@ -66,9 +66,6 @@ class Listener {
   // are made otherwise: squares.
   virtual void decided_by_choices(std::uint32_t /*loss*/, double /*squares*/,
                                   std::uint64_t /*otherwise*/) {}
-  // A backward pass of a loss, by its line, or of outputs (kOutputs), has not come to the errors of
-  // something that is detached.
-  virtual void detached(std::uint32_t /*loss*/) {}
   // A graph that torch.compile has compiled has begun, by the number that it has there ("0/1").
   virtual void compiled_ran(const std::string& /*graph*/) {}
   // A backward pass has ended.

@@ -107,7 +107,7 @@ class Report final : public Listener {
   void read(SiteId maker, SiteId reader, const Change& change) override;
   void backward_ended(std::uint64_t ns, bool raised) override {
     backward_ns_ += is_aside() ? 0 : ns;
-    backward_raised_ += raised && !is_aside();
+    backward_raised_ += raised;
   }
   void compiled_ran(const std::string& graph) override;
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
@@ -139,7 +139,6 @@ class Report final : public Listener {
   const Signed& projected(SiteId site) const;  // the changes of each random sum of the outputs
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
   // else counts.
-  void detached(std::uint32_t loss) override { ++detached_[loss]; }
   void begin_projection() override;
   void end_projection() override;
   void begin_choice(std::uint32_t choice) override { choosing_ = choice; }
@@ -175,8 +174,6 @@ class Report final : public Listener {
   std::uint64_t optimizer_ns() const { return optimizer_ns_; }  // of ops in steps of optimizers
   std::uint64_t backward_ns() const { return backward_ns_; }
   std::uint64_t backward_raised() const { return backward_raised_; }
-  // Backward passes, by the line of a loss, or kOutputs.
-  const std::map<std::uint32_t, std::uint64_t>& detached_passes() const { return detached_; }
   std::size_t bytes() const;  // that all of it takes, about
 
  private:
@@ -205,8 +202,7 @@ class Report final : public Listener {
   std::uint64_t stride_ = 1;
   std::uint64_t seen_ = 0;
   std::uint64_t backward_raised_ = 0;  // nodes
-  std::map<std::uint32_t, std::uint64_t> detached_;
-  std::uint64_t backward_ns_ = 0;  // of backward passes, casts included
+  std::uint64_t backward_ns_ = 0;      // of backward passes, casts included
   std::uint64_t optimizer_ns_ = 0;
   std::map<Given, Edge> edges_;
   std::map<PingPongKey, PingPong> ping_pong_;

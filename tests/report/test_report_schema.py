@@ -112,13 +112,6 @@ def chosen():
     return report
 
 
-def detached():
-    layers, x = model(), torch.randn(64, 16)
-    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
-        (layers(x).double() * layers(x).detach().double()).sum().backward()
-    return report
-
-
 def steps():
     layers = model()
     optimizer = torch.optim.AdamW(layers.parameters(), foreach=False)
@@ -149,7 +142,7 @@ def ranks_of_ranks():
 
 KINDS = [
     empty, converted, region, outside, values, errors, compiled, projected, overflowed, steps, unmeasured, chosen,
-    detached, ranks, ranks_with_values, one_rank, ranks_of_ranks,
+    ranks, ranks_with_values, one_rank, ranks_of_ranks,
 ]  # fmt: skip
 
 
@@ -266,7 +259,6 @@ def made_up():
         "compiled": [],
         "forked_casts": 0,
         "backward_raised": 0,
-        "detached": [],
     }
     for row in values["rows"]:
         row["made_bytes"] = {"float32": 8}

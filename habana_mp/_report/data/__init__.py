@@ -2,7 +2,7 @@
 
 from habana_mp._report.data.base import Adds, CastFrom, CastTo, Data, Format, ListName, Why
 from habana_mp._report.data.compiled import CompiledCast, CompiledGraph
-from habana_mp._report.data.losses import Choice, ChoicesWorth, Detached, Loss
+from habana_mp._report.data.losses import Choice, ChoicesWorth, Loss
 from habana_mp._report.data.report import (
     FORMAT,
     VERSION,
@@ -38,7 +38,6 @@ __all__ = [
     "CompiledCast",
     "CompiledGraph",
     "Data",
-    "Detached",
     "Edge",
     "Error",
     "Format",

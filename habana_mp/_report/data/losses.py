@@ -40,11 +40,6 @@ class Loss(Data, frozen=True):
     ] = UNSET
 
 
-class Detached(Data, frozen=True):
-    loss: Annotated[str | None, "The line of the loss; null for the outputs."]
-    passes: Annotated[Count, "How many backward passes of it, or random sums, these are."]
-
-
 class ChoicesWorth(Data, frozen=True):
     loss: Annotated[str | None, "The line of the loss; null for the outputs."]
     squares: Annotated[Size, "The squares of what it differs by, where some choices are made otherwise."]

@@ -30,7 +30,7 @@ from habana_mp._report.data.base import (
     Size,
 )
 from habana_mp._report.data.compiled import CompiledGraph
-from habana_mp._report.data.losses import ChoicesWorth, Detached, Loss
+from habana_mp._report.data.losses import ChoicesWorth, Loss
 from habana_mp._report.data.values import NOT_MEASURED, Values
 from habana_mp._show.module_path import ModulePath
 
@@ -293,10 +293,6 @@ class Report(Totals, frozen=True, kw_only=True):
         Count,
         "How many nodes of backward passes raised an error. What these passes did not reach has no part in any error.",
     ] = 0
-    detached: Annotated[
-        list[Detached],
-        "The backward passes that did not come to all errors of what is detached. These have no part in any error.",
-    ] = field(default_factory=list)
     low_dtype: Annotated[
         Literal["bfloat16", "float16"] | UnsetType,
         Adds.FIRST,

@@ -13,7 +13,6 @@ from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.findings.unknown import has_wide_insides, may_flip, ran_low, why_no_shares
 from habana_mp._report.formats import FORMATS
-from habana_mp._report.numbers import OUTPUTS
 from habana_mp._show.units import share
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu", "torch-cuda")  # in a head; the last one is float16's
@@ -74,7 +73,7 @@ def invitation(report: Report) -> str:
 class Foretold:
     """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names. ``off_by`` is which part of
     these errors may be chance. ``choosing`` are ops that may choose otherwise than in float32, and what follows from that is in no number here,
-    nor are some errors of what is ``detached``, nor what ops round that are ``unmeasured``.
+    nor what ops round that are ``unmeasured``.
     """
 
     what: str
@@ -82,7 +81,6 @@ class Foretold:
     off_by: float
     presets: dict[str, float]
     choosing: tuple[str, ...]
-    detached: bool
     unmeasured: tuple[str, ...]
 
     @property
@@ -93,7 +91,6 @@ class Foretold:
     @property
     def without(self) -> str:
         parts = [f"what {', '.join(self.choosing)} may choose otherwise"] if self.choosing else []
-        parts += ["some errors of what is detached"] if self.detached else []
         parts += [f"what {', '.join(self.unmeasured)} may round, which is not measured"] if self.unmeasured else []
         return f"without {' and '.join(parts)}" if parts else ""
 
@@ -113,7 +110,6 @@ def foretold(report: Report) -> list[Foretold]:
             objective.off_by(loss),
             {name: found[name][loss] for name in COMPARED if name in found},
             choosing,
-            any((OUTPUTS if each.loss is None else each.loss) == loss for each in report.detached),
             tuple(
                 sorted({row.op for row in report.rows if has_wide_insides(row) or (row.unmeasured and ran_low(row))})
             ),

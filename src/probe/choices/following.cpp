@@ -1,8 +1,5 @@
 #include "probe/choices/following.h"
 
-#include <c10/core/GradMode.h>
-
-#include <algorithm>
 #include <exception>
 #include <string_view>
 #include <utility>
@@ -13,7 +10,6 @@
 #include "evidence/loss_scale.h"
 #include "probe/choices/margins.h"
 #include "probe/choices/twins.h"
-#include "probe/detached/continued.h"
 #include "probe/values.h"
 #include "watch/backward_pass.h"
 
@@ -30,24 +26,20 @@ void aside(const Act& act) {
   }
 }
 
-// `function`: inside of one of autograd.
-void begin(const Frame& frame, bool function, const evidence::Op& op,
-           c10::ArrayRef<c10::IValue> inputs, std::unique_ptr<MeasuredCall>& context) {
+void begin(const Frame& frame, const evidence::Op& op, c10::ArrayRef<c10::IValue> inputs,
+           std::unique_ptr<MeasuredCall>& context) {
   const auto tensors = tensors_in(inputs);
   note_saved_tensor_hooks();
-  if (torch_private::has_saved_tensor_hooks()) note_saved_by_hooks();
   if (evidence::begins_backward(op, tensors)) {
     const double scale = evidence::loss_scale(tensors.front()).by_tensor;
     reach_loss(tensors.front(), scale);
-    continue_loss(tensors.front());
     begin_backward_at(tensors.front(), {});
     watch::begin_scaled(scale);  // last, as that runs passes of its own
   }
   const bool chooses = is_choice(op, inputs);
   const auto casts = frame.kind == Frame::Kind::Decided ? frame.cast_tensors : watch::CastTensors();
   auto followed = chooses ? nullptr : follow(op, inputs, casts);
-  auto continued = continue_behind(op, inputs, casts, function);
-  if (!chooses && followed == nullptr && continued == nullptr) return;
+  if (!chooses && followed == nullptr) return;
   if (context == nullptr) {
     context = std::make_unique<MeasuredCall>();
     context->op = &op;
@@ -57,7 +49,6 @@ void begin(const Frame& frame, bool function, const evidence::Op& op,
   }
   context->chooses = chooses;
   context->followed = std::move(followed);
-  context->continued = std::move(continued);
 }
 
 }  // namespace
@@ -65,28 +56,25 @@ void begin(const Frame& frame, bool function, const evidence::Op& op,
 bool may_be_followed(const at::RecordFunction& call) {
   const std::string_view name(call.name());
   return has_twins() || may_choose(name) || name == "aten::ones_like" ||
-         torch_private::has_saved_tensor_hooks() || may_be_continued(call);
+         torch_private::has_saved_tensor_hooks();
 }
 
 void begin_followed(const watch::Thread& thread, const at::RecordFunction& call,
                     std::unique_ptr<MeasuredCall>& context) {
   const Frame* frame = counted_with(thread);
   const evidence::Op* op = evidence::op_of(call);
-  if (frame == nullptr || op == nullptr || frame->call.site == report::kNone) return;
-  if (frame->kind == Frame::Kind::Backward) {
-    if (c10::GradMode::is_enabled() && may_be_continued(call)) note_gradients_of_gradients();
+  if (frame == nullptr || frame->kind == Frame::Kind::Backward || op == nullptr ||
+      frame->call.site == report::kNone) {
     return;
   }
-  const bool function = std::ranges::any_of(thread.frames, &Frame::function);
-  aside([&] { begin(*frame, function, *op, call.inputs(), context); });
+  aside([&] { begin(*frame, *op, call.inputs(), context); });
 }
 
 void end_followed(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
-  if (results.empty()) return;
+  if (results.empty() || (!context.chooses && context.followed == nullptr)) return;
   aside([&] {
     if (context.chooses) follow_choice(context.site, *context.op, context.arguments, results);
     if (context.followed != nullptr) context.followed->ends(results);
-    if (context.continued != nullptr) context.continued->ends(results, context.site);
   });
 }
 

@@ -29,13 +29,13 @@ cast/test_memory
 cli/test_cli_compare
 cli/test_cli_gaudi
 cli/test_cli_tune
+compiled/test_dynamic_shapes
 compiled/test_rounding
 convert/compile/test_ahead_of_time
 convert/compile/test_compile
 convert/compile/test_compiled_casts
 convert/compile/test_compiled_int8
 convert/compile/test_compiled_weights
-convert/compile/test_dynamic_shapes
 convert/compile/test_dynamo_imports
 convert/compile/test_graphs
 convert/compile/test_onnx

@@ -232,7 +232,12 @@ class Objective:
         found = sum(
             (1 + (pair.first != pair.second)) * parts[pair.first] * parts[pair.second] * pair.product for pair in pairs
         )
-        return _Read(found, sum(parts[pair.second] * pair.product for pair in pairs if pair.first == _ALL), whole[0])
+        with_all = sum(
+            parts[pair.first if pair.second == _ALL else pair.second] * pair.product
+            for pair in pairs
+            if _ALL in (pair.first, pair.second)
+        )
+        return _Read(found, with_all, whole[0])
 
     def _part(self, reader: int, loss: str | None, rounded: Rounded) -> float:
         """Of a reader that hands on what it reads: by the gradients of those behind it."""

@@ -39,7 +39,7 @@ _NO_BACKWARD = (
     "call backward in the block of the report, or report.project(outputs), with gradients on",
 )
 _UNREACHED = "the backward pass reached no op whose error is measured, so it is not known which op makes the error"
-_ELSEWHERE = "call backward on a loss of what the measured ops return"
+_ELSEWHERE = "call backward on a loss that is computed from the results of the measured ops"
 ON_THREAD = "open the report on the thread that runs the step, inside the function that the thread calls"
 _NONE_MEASURED = (
     "no op was measured, so no edit is known to be worth it",

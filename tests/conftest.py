@@ -45,6 +45,7 @@ devices/test_late_device
 evidence/pages/test_compare_page
 evidence/recordings/test_cli_recordings
 evidence/recordings/test_fixture
+evidence/rerun/test_compounds
 evidence/tune/test_tuned_page
 gaudi/test_gaudi
 gaudi/test_gaudi_scripts
@@ -61,6 +62,7 @@ project/test_what_stays
 ranks/test_ranks_policies
 ranks/test_ranks_reports
 ranks/test_ranks_trainers
+report/answers/test_used_twice
 report/page/test_page
 report/page/test_page_errors
 report/page/test_page_head

@@ -106,7 +106,7 @@ FAULTS = {
         "cast: on the host": (_CAST, "return !source.is_cpu() ||", "return (!source.is_cpu() && !FAULT) ||"),
         "cast: tangents are dropped": (
             _CAST,
-            "!tensor._fw_grad(/*level=*/0).defined();",
+            "!torch_private::has_tangent(tensor);",
             "(!tensor._fw_grad(/*level=*/0).defined() || FAULT);",
         ),
         "node: a gradient is written in place": (

@@ -107,7 +107,7 @@ FAULTS = {
         "cast: tangents are dropped": (
             _CAST,
             "!torch_private::has_tangent(tensor);",
-            "(!tensor._fw_grad(/*level=*/0).defined() || FAULT);",
+            "(!torch_private::has_tangent(tensor) || FAULT);",
         ),
         "node: a gradient is written in place": (
             _NODE,

@@ -91,7 +91,8 @@ inline std::size_t most_known_holds(const at::Tensor& tensor) {
 }
 
 // Whether a tensor has a tangent of forward-mode AD. torch looks for it under a lock of the tensor,
-// under which it also waits for the GIL: so it is asked only of one that has had one, or has a base.
+// under which it also waits for the GIL: so it is asked only of one that has had one, or has a
+// base.
 inline bool has_tangent(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   return meta != nullptr && (meta->fw_grad_ != nullptr || meta->is_view_) &&

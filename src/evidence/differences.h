@@ -37,8 +37,8 @@ using UseRead = std::function<void(report::SiteId maker, double rounding)>;
 void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor> results,
                    const UseRead& use);
 
-// The next backward pass begins at `root`, with this gradient, which no op hands back: of ones where it
-// is undefined.
+// The next backward pass begins at `root`, with this gradient, which no op hands back: of ones
+// where it is undefined.
 void begin_at(const at::Tensor& root, const at::Tensor& gradient, UseRead use);
 
 // What the tensor, or what it is a view of, is rounded by, in bfloat16; undefined if it does not

@@ -16,7 +16,7 @@ namespace habana_mp::report {
 
 using SiteId = std::uint32_t;
 using PathId = std::uint32_t;
-inline constexpr std::uint32_t kNone = 0;  // no site, no path
+inline constexpr std::uint32_t kNone = 0;           // no site, no path
 inline constexpr std::uint32_t kRoot = UINT32_MAX;  // no site: where a backward pass begins
 inline constexpr std::size_t kMostSites = 1 << 16;
 inline constexpr std::size_t kMostPaths = 1 << 16;

@@ -335,7 +335,7 @@ def _cast_arguments(
     *,
     weights: bool = True,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``, on demand without weights."""
+    """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``; parameters too, if ``weights``."""
     flagged = _in_place(form, args, kwargs)
     done: list[tuple[Any, Any]] = []
 

@@ -107,7 +107,7 @@ class Search:
             self._edits = edits(measured, self._per)
             self._add_edits()
         best = self._pruned(self._bisected(path(parts, self._costs)))
-        if self._in_seconds and self._has_runs():
+        if self._in_seconds and self._has_runs():  # one more point, whose time counts
             self._is_within(best | free(parts, self._costs))
         self._add_as_start(best)
         self._reserved -= self._runs_in_formats

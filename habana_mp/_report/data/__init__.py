@@ -4,7 +4,9 @@ from habana_mp._report.data.base import Adds, CastFrom, CastTo, Data, Format, Li
 from habana_mp._report.data.compiled import CompiledCast, CompiledGraph
 from habana_mp._report.data.losses import Choice, ChoicesWorth, Loss
 from habana_mp._report.data.report import (
+    ALL_READERS,
     FORMAT,
+    ROOT,
     VERSION,
     Advice,
     Cast,
@@ -26,7 +28,9 @@ from habana_mp._report.data.report import (
 from habana_mp._report.data.values import Error, Values
 
 __all__ = [
+    "ALL_READERS",
     "FORMAT",
+    "ROOT",
     "VERSION",
     "Adds",
     "Advice",

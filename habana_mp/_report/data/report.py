@@ -201,6 +201,10 @@ class Edge(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
     zero_dim: Annotated[bool, Adds.KEY] = False
 
 
+# Readers of a result that are no rows: all together, and where a backward pass begins.
+ALL_READERS, ROOT = -1, -2
+
+
 class Read(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What rounding the results of a row changes in a loss, by those that read them: the number of the row, those of two readers, -1 for all
     together, or -2 where the backward pass begins, the line of the loss or None for the outputs, and the sum of products of the two changes over backward passes.

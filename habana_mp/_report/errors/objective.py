@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from habana_mp._report.data import Read, Report
+from habana_mp._report.data import ALL_READERS, Read, Report
 from habana_mp._report.errors.choices import Choices
 from habana_mp._report.errors.passes import Passes, Weights
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import OUTPUTS, Run, is_all_seen, losses_of, not_in_format, squares
 
-_ALL = -1  # readers
 _LEAST = 0.01  # of the squares of errors that cancel
 
 
@@ -223,19 +222,19 @@ class Objective:
     def _read(self, number: int, loss: str | None, rounded: Rounded) -> _Read | None:
         """None if the gradients of no reader are known."""
         pairs = self._reads.get((number, loss), [])
-        whole = [pair.product for pair in pairs if pair.first == pair.second == _ALL]
+        whole = [pair.product for pair in pairs if pair.first == pair.second == ALL_READERS]
         if not whole:
             return None
         readers = {each for pair in pairs for each in (pair.first, pair.second)}
         others = rounded.part(beside=readers)
-        parts = {each: self._part(each, loss, rounded) - others for each in readers} | {_ALL: others}
+        parts = {each: self._part(each, loss, rounded) - others for each in readers} | {ALL_READERS: others}
         found = sum(
             (1 + (pair.first != pair.second)) * parts[pair.first] * parts[pair.second] * pair.product for pair in pairs
         )
         with_all = sum(
-            parts[pair.first if pair.second == _ALL else pair.second] * pair.product
+            parts[pair.first if pair.second == ALL_READERS else pair.second] * pair.product
             for pair in pairs
-            if _ALL in (pair.first, pair.second)
+            if ALL_READERS in (pair.first, pair.second)
         )
         return _Read(found, with_all, whole[0])
 

@@ -18,7 +18,7 @@ import habana_mp._core as _core
 from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
-from habana_mp._report.data import Edge, Report
+from habana_mp._report.data import ROOT, Edge, Report
 from habana_mp._report.errors.objective import Left, Lowered, Rounded
 from habana_mp._report.findings.times import Times
 from habana_mp._report.formats import FORMATS
@@ -26,7 +26,6 @@ from habana_mp._report.numbers import Run, hands_on, rounds_nothing
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"
-_ROOT = -2  # where a backward pass begins
 # The rules of rows that cast what is not of one dtype: action, listed. What the others cast depends on the order of their arguments.
 _RULES = {
     **{name: (name, True) for name in ("lower", *FORMATS, "fp32", "promote")},
@@ -225,7 +224,7 @@ class Simulation:
         if self._is_cast_on_the_way(number, moved):
             users = self._users[number]
             same = any(_core.computes(encodable(self._rows[each].op)) for each in self._passing[number])  # no view
-            every = {edge.row for edge in users} | self._read_by.get(number, set()) | ({_ROOT} if same else set())
+            every = {edge.row for edge in users} | self._read_by.get(number, set()) | ({ROOT} if same else set())
             return Rounded(dict.fromkeys(every, 1.0), {edge.row: edge.count for edge in users})
         to = {**listed, **moved}
         # What was in float32 as it ran has been cast then, too: that is an error of those that read it.

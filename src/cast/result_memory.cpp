@@ -15,6 +15,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "cast/huge_pages.h"
 
 namespace habana_mp {
 namespace {
@@ -95,9 +96,7 @@ constexpr std::size_t kSmallestOfStep = std::size_t{16} << 20;
 // What is kept for reuse at most: it is memory that other tensors cannot have.
 constexpr std::size_t kKeptBytes = std::size_t{256} << 20;
 
-// Blocks are made of these pages, where the system has them to give.
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
+// Of huge pages, where the system has them to give.
 struct LargeBlock {
   void* memory;
   std::size_t size;
@@ -105,7 +104,6 @@ struct LargeBlock {
   bool kept = true;  // when it is freed
 
   explicit LargeBlock(std::size_t bytes) : size(bytes) {
-    // Huge pages lie at multiples of their size.
     void* mapped =
         mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) throw std::bad_alloc();

@@ -4,10 +4,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <span>
 
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "base/torch_private_python.h"
+#include "cast/huge_pages.h"
 #include "cast/node.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"
@@ -22,6 +24,14 @@ std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
 }
 
 const Form kPlain;
+
+// What products read in each call; empty where torch does not tell. A plain copy may last no longer
+// than a step.
+std::span<const std::byte> memory_of(const WeightCache::Packed& made, const Form& form) {
+  if (form.layout == Layout::Plain) return {};
+  const void* memory = made.copy.is_mkldnn() ? made.data : made.copy.const_data_ptr();
+  return {static_cast<const std::byte*>(memory), memory ? bytes_of_copy(made.copy) : 0};
+}
 
 // Of an offloaded weight that has its copy. A step of an optimizer would read it soon.
 void drop_source(const at::Tensor& weight) {
@@ -188,7 +198,10 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, con
   if (was_cached) return std::move(found->copy);
   Packed made{.copy = make_copy(weight, to, form, std::move(found->memory), images)};
   if (made.copy.is_mkldnn()) made.data = torch_private::packed_data(made.copy);
-  if (found->keep && store(weight, std::move(now), made, form)) drop_source(weight);
+  if (found->keep && store(weight, std::move(now), made, form)) {
+    move_to_huge_pages(memory_of(made, form));
+    drop_source(weight);
+  }
   return made;
 }
 

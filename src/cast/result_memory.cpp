@@ -15,7 +15,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
-#include "cast/huge_pages.h"
+#include "cast/pages.h"
 
 namespace habana_mp {
 namespace {

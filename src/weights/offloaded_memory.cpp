@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/process_wide.h"
+#include "cast/pages.h"
 #include "cast/result_memory.h"
 
 namespace habana_mp {
@@ -74,11 +75,6 @@ struct Registry {
 };
 
 Registry& registry() { return process_wide<Registry>(); }
-
-std::uintptr_t page_size() {
-  static const auto size = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-  return size;
-}
 
 std::byte* page_below(const void* address) {
   return reinterpret_cast<std::byte*>(reinterpret_cast<std::uintptr_t>(address) &
@@ -182,33 +178,10 @@ std::size_t restore_all_pages() {
 }
 
 bool has_written_pages(const c10::StorageImpl& storage) {
-  // What Linux documents of each page of a process: Documentation/admin-guide/mm/pagemap.rst.
-  constexpr std::uint64_t kPresent = 1ULL << 63;
-  constexpr std::uint64_t kSwapped = 1ULL << 62;
-  constexpr std::uint64_t kOfFile = 1ULL << 61;
-  const std::span<std::byte> pages = pages_of(storage);
-  const int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return true;
-  std::array<std::uint64_t, 512> entries{};
-  auto at = static_cast<off_t>(reinterpret_cast<std::uintptr_t>(pages.data()) / page_size() *
-                               sizeof(std::uint64_t));
-  bool written = false;
-  for (std::size_t left = pages.size() / page_size(); left > 0 && !written;) {
-    const std::size_t count = std::min(left, entries.size());
-    const ssize_t bytes = pread(file, entries.data(), count * sizeof(std::uint64_t), at);
-    if (bytes < static_cast<ssize_t>(sizeof(std::uint64_t))) {
-      written = true;
-      break;
-    }
-    const auto read = static_cast<std::size_t>(bytes) / sizeof(std::uint64_t);
-    written = std::any_of(entries.begin(), entries.begin() + read, [](std::uint64_t page) {
-      return (page & kSwapped) != 0 || ((page & kPresent) != 0 && (page & kOfFile) == 0);
-    });
-    left -= read;
-    at += static_cast<off_t>(read * sizeof(std::uint64_t));
-  }
-  close(file);
-  return written;
+  const auto is_as_read = [](Page page) {
+    return !page.swapped && (!page.present || page.of_file);
+  };
+  return !every_page(pages_of(storage), is_as_read).value_or(false);
 }
 
 void drop_pages(const c10::StorageImpl& storage, std::span<const void* const> kept) {

@@ -9,8 +9,8 @@
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "base/torch_private_python.h"
-#include "cast/huge_pages.h"
 #include "cast/node.h"
+#include "cast/pages.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"
 #include "weights/weight_copy.h"
@@ -25,12 +25,17 @@ std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
 
 const Form kPlain;
 
+// Of a smaller copy, most of the page is what lies beside it.
+constexpr std::size_t kSmallestInHugePages = std::size_t{256} << 10;
+
 // What products read in each call; empty where torch does not tell. A plain copy may last no longer
 // than a step.
 std::span<const std::byte> memory_of(const WeightCache::Packed& made, const Form& form) {
   if (form.layout == Layout::Plain) return {};
   const void* memory = made.copy.is_mkldnn() ? made.data : made.copy.const_data_ptr();
-  return {static_cast<const std::byte*>(memory), memory ? bytes_of_copy(made.copy) : 0};
+  const std::size_t bytes = bytes_of_copy(made.copy);
+  if (memory == nullptr || bytes < kSmallestInHugePages) return {};
+  return {static_cast<const std::byte*>(memory), bytes};
 }
 
 // Of an offloaded weight that has its copy. A step of an optimizer would read it soon.

@@ -2,11 +2,14 @@
 
 import json
 import mmap
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 COLLAPSE = 25  # of Linux 6.1
 PAGE = 2 * 2**20
 
@@ -42,8 +45,11 @@ print(json.dumps([info.packed, info.bytes, *(after[what] - before[what] for what
 
 
 def gives_huge_pages() -> bool:
+    """On demand: where all memory is in them, nothing shows."""
+    if "[madvise]" not in MODES.read_text():
+        return False
     memory = mmap.mmap(-1, 3 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory[:] = bytes(3 * PAGE)
+    memory[:] = bytes([1]) * 3 * PAGE
     try:
         memory.madvise(COLLAPSE)
     except OSError:
@@ -51,11 +57,11 @@ def gives_huge_pages() -> bool:
     return True
 
 
-needs_huge_pages = pytest.mark.skipif(not gives_huge_pages(), reason="this Linux gives no huge pages on demand")
-
-
 # Copies of 4 and 8 MiB, and those smaller than a page, which share one with their neighbours.
-@needs_huge_pages
+@pytest.mark.skipif(
+    not MODES.exists() or not gives_huge_pages(),
+    reason="this Linux gives no huge pages on demand, or gives them to all",
+)
 @pytest.mark.parametrize(
     ("edit", "outputs"),
     [
@@ -65,13 +71,19 @@ needs_huge_pages = pytest.mark.skipif(not gives_huge_pages(), reason="this Linux
     ],
 )
 def test_copies_lie_in_huge_pages(edit, outputs):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, edit, str(outputs)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", PROGRAM, edit, str(outputs)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=variables,
     )
     assert done.returncode == 0, done.stderr
     packed, copies, huge, memory = json.loads(done.stdout)
-    if not packed:
-        pytest.skip("this CPU packs no bfloat16")
+    if edit == "+linear:lower" and not packed:
+        pytest.skip("this CPU packs no bfloat16, or was faster without")
     assert packed == 8
     # The ends of what lies together may share their page with memory that is not there, and malloc reuses such pages of what was freed before.
     assert huge >= copies / 2, (copies, huge)

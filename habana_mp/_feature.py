@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import sys
+from types import ModuleType
 from typing import Any
 
 from habana_mp._show.warning import warn
@@ -95,11 +96,20 @@ def _find(path: str) -> Any:
     return found
 
 
-def _imported(name: str) -> Any:
-    """Without the lock that Python 3.10 takes for a module that is there already: a process forked meanwhile would wait for it for ever."""
+def whole(name: str) -> ModuleType | None:
+    """The module, if it is imported, and to its end."""
     module = sys.modules.get(name)
-    is_whole = module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
-    return module if is_whole else importlib.import_module(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
+def _imported(name: str) -> ModuleType:
+    """Without the lock that Python 3.10 takes for a module that is there already: a process forked meanwhile would wait for it for ever.
+
+    A package comes before its module, as another thread may just import it: Python does not wait for its end, and each would wait for the other.
+    """
+    if parent := name.rpartition(".")[0]:
+        _imported(parent)
+    return whole(name) or importlib.import_module(name)
 
 
 def the_generator(*paths: str) -> str:

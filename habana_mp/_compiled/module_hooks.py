@@ -8,11 +8,11 @@ dropped once. Programs that set no policies keep the cheaper guards of torch.
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import torch
 
+from habana_mp._feature import whole
 from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import DYNAMO, HOOK_GUARDS
 
@@ -20,7 +20,7 @@ from habana_mp._torch_private import DYNAMO, HOOK_GUARDS
 @functools.cache
 def guard() -> None:
     """From now on a graph is not used for a module that has got policies since."""
-    if DYNAMO in sys.modules:
+    if whole(DYNAMO):
         torch.compiler.reset()
     after_import(DYNAMO, _guard_modules_without_hooks)
 

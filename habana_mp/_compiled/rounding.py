@@ -10,7 +10,6 @@ Knows which policies a graph is traced under; its casts are looked at in graphs.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._compiled import formulas, graphs
 from habana_mp._compiled.graphs import EXACT, FUSED
+from habana_mp._feature import whole
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import COMPILE_FX, DYNAMO, INDUCTOR
@@ -66,7 +66,7 @@ def uncompiled() -> AbstractContextManager[None]:
     """Inside, compiled code runs op by op, as it was written, and nothing more is compiled: for what looks at single ops. Under "exact" that
     is the same program.
     """  # (D55)
-    return torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else nullcontext()
+    return torch.compiler.set_stance("force_eager") if whole(DYNAMO) else nullcontext()
 
 
 def policies_of(graph: Any) -> list[_core.Policy]:

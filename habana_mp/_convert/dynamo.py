@@ -8,7 +8,6 @@ torch's own and trace it as one opaque op. So its look-up is replaced with one t
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._compiled import export, rounding
 from habana_mp._convert.patched_op import PatchedOp
+from habana_mp._feature import whole
 from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import DYNAMO, TRACE_RULES, TRACED_CODE
 
@@ -61,7 +61,8 @@ def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
 def drop_stale_graphs() -> None:
     """Graphs compiled under another policy hold its casts; compiled functions compile again at their next call.
 
-    Where there are none torch is not asked: on a machine with CUDA it imports Inductor for that, which takes a second.
+    Where there are none torch is not asked: on a machine with CUDA it imports Inductor for that, which takes a second. While another thread still
+    imports Dynamo there are none.
     """
-    if DYNAMO in sys.modules and TRACED_CODE.get("seen") != []:
+    if whole(DYNAMO) and TRACED_CODE.get("seen") != []:
         torch.compiler.reset()

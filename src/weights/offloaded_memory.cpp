@@ -1,9 +1,7 @@
 #include "weights/offloaded_memory.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,8 @@ of FAMILIES are candidates for float32. Two measurements decide about each:
 
 - torch's own samples of the op (OpInfo): its error in the low dtype, on inputs that the low dtype holds. One without any error stays with its inputs, but for the families of ALWAYS.
 - ten kinds of models (zoo/small_models.py), in training and in inference: error and time of a step with the op in float32 and without, in turns. Where float32
-  costs more than MOST_COST of a step the op stays with its inputs, but those of ALWAYS, which are in float32 at any price.
+  costs more than MOST_COST of a step, or makes no model's error smaller by LEAST_GAIN of it, the op stays with its inputs, but those of ALWAYS, which are
+  in float32 at any price.
 
 At the end the whole lists run beside torch.autocast on every model. In float16 times of a CPU say nothing, so that the costs are those of bfloat16.
 """
@@ -33,7 +34,7 @@ from zoo import small_models
 ROOT = Path(__file__).parent.parent
 DTYPES = (torch.bfloat16, torch.float16)
 SIZE, STEPS = 256, 3
-MOST_COST = 0.01
+MOST_COST = LEAST_GAIN = 0.01
 # What users take to be exact: a loss, a sum, an angle, the logarithm of a probability. Norms: kernels of GPUs refuse an input in bfloat16 beside a weight in float32.
 # In float16 powers too, as they leave its range.
 _ALWAYS = (
@@ -102,6 +103,13 @@ class Evidence:
     def cost(self) -> float:
         """In bfloat16: many CPUs compute float16 a hundred times slower, beside which no cast costs anything."""
         return max((move.cost for move in self.moves.get(torch.bfloat16, [])), default=0.0)
+
+    @property
+    def gain(self) -> float:
+        """The most that float32 takes off the error of a model, as part of it. An op that no model calls is judged by its own error."""
+        return max(
+            (1 - move.errors[1] / move.errors[0] for moves in self.moves.values() for move in moves), default=1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -262,7 +270,7 @@ def decided(evidence: dict[str, Evidence], dtype: torch.dtype) -> dict[str, list
         for names in (each.split("/") for each in ops.split()):
             own = evidence[names[0]]
             has_error = any(own.own[each] != 0 for each in DTYPES)
-            if family in ALWAYS[dtype] or (has_error and own.cost <= MOST_COST):
+            if family in ALWAYS[dtype] or (has_error and own.cost <= MOST_COST and own.gain >= LEAST_GAIN):
                 chosen[family] += names
     return chosen
 
@@ -360,7 +368,7 @@ def fp32_lines(
             others += [
                 f"#   {op} in {name_of(each)}: {text_of(evidence[op], [each])}" for each in DTYPES if each not in wide
             ]
-    why = "# Candidates that stay with their inputs: no error of their own, or float32 costs more than it is worth."
+    why = "# Candidates that stay with their inputs: no error of their own, or float32 gains nothing or costs more than it is worth."
     return [*lines, "", why, *others]
 
 

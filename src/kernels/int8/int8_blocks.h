@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "kernels/blocks.h"
-#include "kernels/fetch.h"
 #include "kernels/int8/int8_products.h"
+#include "kernels/linear/fetch.h"
 
 namespace habana_mp::kernels {
 namespace {

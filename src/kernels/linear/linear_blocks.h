@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/fetch.h"
+#include "kernels/linear/fetch.h"
 #include "kernels/linear/linear.h"
 
 namespace habana_mp::kernels {

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/record_function.h>
 
 #include <span>
 #include <vector>
@@ -68,8 +67,7 @@ void check_memory(const at::Tensor& tensor) {
 
 // ATen casts what is elsewhere than in the CPU's memory, float8, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) {
-  return !source.is_cpu() || !eligible(number_dtype(source)) ||
-         (at::hasCallbacks() && is_profiled());
+  return !source.is_cpu() || !eligible(number_dtype(source)) || is_profiled();
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from habana_mp._feature import Feature
 
 FORKS = 40
 X = torch.ones(64, 64)
+ROWS = torch.arange(64)
 NUMBERS = itertools.count()
 
 
@@ -35,10 +37,14 @@ def converts():
     hmp.revert()
 
 
+# What a thread and a forked process do at once is in no op of oneDNN: a thread holds the lock of its kernels while it looks for one.
+LOOKS_UP = hmp.Policy.from_ops(lower=["embedding"])
+
+
 def uses_weights():
-    with torch.no_grad(), hmp.autocast("cpu", policy="hmp"):
-        assert F.linear(X, nn.Parameter(torch.ones(64, 64))).dtype == BF16
-    hmp.cache.info()
+    with torch.no_grad(), hmp.autocast("cpu", policy=LOOKS_UP):
+        assert F.embedding(ROWS, nn.Parameter(torch.ones(64, 64))).dtype == BF16
+    assert hmp.cache.info().misses
 
 
 def offloads_weights():
@@ -50,9 +56,9 @@ def offloads_weights():
 
 
 def enters_regions():
-    policy = hmp.Policy.from_ops(lower=["mm"], name=f"fork{next(NUMBERS)}")
+    policy = hmp.Policy.from_ops(lower=["mul"], name=f"fork{next(NUMBERS)}")
     with hmp.autocast("cpu", policy=policy):
-        assert torch.mm(X, X).dtype == BF16
+        assert torch.mul(X, X).dtype == BF16
 
 
 def frees_large_results():
@@ -107,6 +113,13 @@ def test_a_child_forked_while_a_thread(work):
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_cast_takes_no_lock_of_torch():
+    """``hasCallbacks`` takes one to count profilers. A thread that cast held it at one fork in some thousand: its name in the core tells more."""
+    core = Path(_core.__file__).read_bytes()
+    assert b"_ZN2at27getStepCallbacksUnlessEmpty" in core  # takes none, and is found this way
+    assert b"_ZN2at12hasCallbacks" not in core
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

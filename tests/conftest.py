@@ -28,7 +28,9 @@ benchmarks/test_quick_runs
 cast/test_memory
 cli/test_cli_compare
 cli/test_cli_gaudi
+cli/test_cli_streams
 cli/test_cli_tune
+compiled/test_compiled_report
 compiled/test_dynamic_shapes
 compiled/test_rounding
 convert/compile/test_ahead_of_time
@@ -46,8 +48,12 @@ evidence/pages/test_compare_page
 evidence/recordings/test_cli_recordings
 evidence/recordings/test_fixture
 evidence/rerun/test_compounds
+evidence/rerun/test_memory
+evidence/rerun/test_special_tensors
+evidence/tune/test_tune_formats
 evidence/tune/test_tuned_page
 gaudi/test_gaudi
+gaudi/test_gaudi_distributed
 gaudi/test_gaudi_scripts
 packages/test_build
 packages/test_loading
@@ -71,8 +77,12 @@ scope/test_interrupts
 scope/test_locks
 scope/test_many_policies
 scope/test_nested_regions
+tools/test_gpu
+trainers/test_trainers_transformers
+watch/test_log
 weights/offload/test_offload_memory
 weights/packed/test_packed_bits
+weights/test_cache_threads
 zoo/test_compiles
 zoo/test_looks
 zoo/test_zoo

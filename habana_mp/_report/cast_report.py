@@ -76,6 +76,7 @@ class CastReport(Short, Document, MeasuredReport):
         self._low = ""
         self._began = 0.0
         self._values: Report | None = None
+        self._advised: Report | None = None
         self._entered = False
         self.title = ""
 
@@ -199,7 +200,7 @@ class CastReport(Short, Document, MeasuredReport):
     @property
     def advice(self) -> tuple[Advice, ...]:
         """What to do first: at most five lines with their evidence. Mistakes and lost numbers come first, then edits, then what costs most."""
-        return tuple(self._data().advice)
+        return tuple(self._whole().advice)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as plain values, as ``to_json`` writes them: docs/report-json.md has all keys. Times are in seconds, sizes in
@@ -208,7 +209,7 @@ class CastReport(Short, Document, MeasuredReport):
         Raises:
             RuntimeError: the report was never entered.
         """
-        return self._data().to_dict()
+        return self._whole().to_dict()
 
     def _data(self) -> Report:
         if self._values is not None:
@@ -219,10 +220,18 @@ class CastReport(Short, Document, MeasuredReport):
             raise RuntimeError("nothing has been counted yet: enter the report with `with`")
         return self._report_of(_core.report_values(self._open), _core.step_clock() - self._began)
 
+    def _whole(self) -> Report:
+        """With the advice, which takes longer than to count: it is found when it is asked for."""
+        if self._values is None:
+            return with_advice(self._data())
+        if self._advised is None:
+            self._advised = with_advice(self._values)
+        return self._advised
+
     def _page(self) -> str:
         from habana_mp._report.shown.page import page
 
-        return page(self._data())
+        return page(self._whole())
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the casts in time as JSON for chrome://tracing and Perfetto.
@@ -264,9 +273,11 @@ class CastReport(Short, Document, MeasuredReport):
         """
         text = read_text(path, MOST_BYTES)
         try:
-            return cls._of(read_report(text))
+            found = cls._of(read_report(text))
         except ValueError as error:
             raise ValueError(f"{shown(path)}: {error}") from None
+        found._advised = found._values
+        return found
 
     @classmethod
     def merged(cls, reports: Iterable[CastReport]) -> CastReport:
@@ -292,7 +303,7 @@ class CastReport(Short, Document, MeasuredReport):
         if not several:
             raise ValueError("there is no report to merge")
         whole = merged([each._data() for each in several])
-        return cls._of(with_advice(whole))
+        return cls._of(whole)
 
     def gather(self, group: dist.ProcessGroup | None = None) -> CastReport | None:
         """Merge the reports of all ranks of a process group. All ranks have to call it.
@@ -331,12 +342,12 @@ class CastReport(Short, Document, MeasuredReport):
     def __rich__(self) -> Any:
         from habana_mp._report.shown.table import table
 
-        return table(self._data())
+        return table(self._whole())
 
     def __str__(self) -> str:
         from habana_mp._report.shown.table import text
 
-        return text(self._data())
+        return text(self._whole())
 
     def _line(self) -> str:
         if self._open is None and self._values is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import version
 from typing import Any
 
@@ -26,7 +27,6 @@ from habana_mp._report.data import (
     Row,
     Timeline,
 )
-from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.findings.groups import OWN_FILES, Repeated, grouped_ping_pong, grouped_recast, never_seen
 from habana_mp._report.findings.holders import holders
 
@@ -54,9 +54,9 @@ def report_of_counts(
         row["place"] = known.setdefault(row["place"], len(known))  # the core has a hash
     rows = convert(counted["rows"], list[Row])
     casts = [cast for row in rows for cast in row.casts]
-    report = Report(
+    return Report(
         torch=str(torch.__version__),  # a subclass of str
-        habana_mp=version("habana_mp"),
+        habana_mp=_version(),
         title=title,
         rank=rank(),
         policies=[InForce(policy.name, str(policy), front_end) for policy, front_end in policies],
@@ -88,7 +88,11 @@ def report_of_counts(
         reads=convert(counted["reads"], list[Read]) if low_dtype else UNSET,
         advice=[],
     )
-    return with_advice(report)
+
+
+@functools.cache
+def _version() -> str:
+    return version("habana_mp")  # it reads a file
 
 
 def _compiled(number: str, calls: int) -> CompiledGraph:

@@ -1,6 +1,7 @@
 #include "evidence/numbers.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/where.h>
 
@@ -40,6 +41,11 @@ std::uint32_t if_finite(std::uint32_t bits) {
   return (bits & kExponent) != kExponent ? 0xFFFFFFFFU : 0U;
 }
 
+// Rounded to bfloat16, to nearest, ties to even.
+std::uint32_t to_bfloat16(std::uint32_t bits) {
+  return (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+}
+
 template <typename Number>
 struct Sums {
   Number squares[kLanes] = {}, reference_squares[kLanes] = {};
@@ -65,8 +71,7 @@ HABANA_MP_EVERY_VECTOR Sums<Number> add_errors(const Ran* ran, const float* refe
       sums.largest[lane] = std::max(sums.largest[lane], off & kSize);
       sums.reference_largest[lane] = std::max(sums.reference_largest[lane], full & kSize);
       sums.lost[lane] += ~if_finite(got) & if_finite(wanted) & 1U;
-      // Rounded to bfloat16, to nearest, ties to even.
-      difference[i] = static_cast<std::uint16_t>((off + 0x7FFFU + ((off >> 16) & 1U)) >> 16);
+      difference[i] = static_cast<std::uint16_t>(to_bfloat16(off));
     }
   }
   return sums;
@@ -120,6 +125,22 @@ Error error_in(const Ran* ran, const float* reference, std::uint16_t* difference
   if (difference != nullptr) std::copy_n(nowhere, end - whole, difference + whole);
   return error;
 }
+
+HABANA_MP_EVERY_VECTOR std::uint32_t differs(const at::BFloat16* low, const float* full,
+                                             int64_t count) {
+  std::uint32_t found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = bits_of(full[i]), got = low[i].x;
+    const std::uint32_t both_nan = (bits & kSize) > kExponent && (got & 0x7FFFU) > 0x7F80U;
+    found |= both_nan != 0 ? 0U : to_bfloat16(bits) ^ got;
+  }
+  return found;
+}
+
+struct Differs {
+  bool any = false;
+  void add(const Differs& other) { any = any || other.any; }
+};
 
 struct Bounds {
   std::uint32_t largest[kLanes] = {}, smallest[kLanes], over[kLanes] = {}, under[kLanes] = {};
@@ -286,6 +307,22 @@ Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* d
       return error_in(numbers, reference_numbers, off, begin, end);
     });
   });
+}
+
+bool is_rounded(const at::Tensor& low, const at::Tensor& full) {
+  const bool ours =
+      low.scalar_type() == at::kBFloat16 && is_plain(low) && is_plain(full) && lie_alike(low, full);
+  if (!ours) return at::equal(low.nan_to_num(), full.to(low.scalar_type()).nan_to_num());
+  const auto* first = low.const_data_ptr<at::BFloat16>();
+  const auto* second = full.const_data_ptr<float>();
+  const auto found = added_in_parallel<Differs>(full.numel(), [&](int64_t begin, int64_t end) {
+    Differs some;
+    constexpr int64_t kBlock = kLanes * kGroups;  // mostly the first one tells
+    for (int64_t block = begin; block < end && !some.any; block += kBlock)
+      some.any = differs(first + block, second + block, std::min(end - block, kBlock)) != 0;
+    return some;
+  });
+  return !found.any;
 }
 
 double sum_of_squares(const at::Tensor& numbers) {

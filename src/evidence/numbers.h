@@ -12,6 +12,10 @@ namespace habana_mp::evidence {
 // ran - reference in bfloat16: a gradient is multiplied with it, which 8 bits are enough for.
 report::Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* difference);
 
+// Whether the first of two tensors is the second one, in float32, rounded to its dtype. No NaN
+// differs from another.
+bool is_rounded(const at::Tensor& low, const at::Tensor& full);
+
 report::Range range_of(const at::Tensor& numbers);
 
 // Of one float32 tensor that is added to another one of the same sizes.

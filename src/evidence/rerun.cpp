@@ -13,6 +13,7 @@
 #include "base/op_schema.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
+#include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "evidence/draws.h"
 #include "policy/op_traits.h"
@@ -308,8 +309,15 @@ std::vector<Compared> compared(const std::vector<c10::IValue>& results,
   return pairs;
 }
 
+at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  const at::Tensor numbers = tensor.detach();
+  const bool ours =
+      numbers.scalar_type() != dtype && may_be_cast(dtype_of(numbers)) && is_ordinary(numbers);
+  return ours ? cast_numbers(numbers, dtype_of_type(dtype), {}, Lifetime::Call) : numbers.to(dtype);
+}
+
 at::Tensor in_float32(const at::Tensor& tensor) {
-  return may_be_cast(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
+  return may_be_cast(dtype_of(tensor)) ? in_dtype(tensor, at::kFloat) : tensor;
 }
 
 // Nor do the modes of the user see it.

@@ -109,6 +109,9 @@ std::vector<Compared> compared(const std::vector<c10::IValue>& results,
 // those that are undefined.
 c10::IValue with_tensors(const c10::IValue& value, const Change& change);
 
+// The numbers alone, in a dtype that casts are made to.
+at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype);
+
 // As it is where it is no number that casts are made from.
 at::Tensor in_float32(const at::Tensor& tensor);
 

@@ -1,6 +1,5 @@
 #include "probe/measures.h"
 
-#include <ATen/ops/equal.h>
 #include <ATen/ops/nan_to_num.h>
 
 #include <algorithm>
@@ -64,11 +63,11 @@ at::ScalarType low_of(const at::Tensor& result, const Measure& measure) {
   return may_be_low(dtype_of(result)) ? result.scalar_type() : scalar_type(measure.low);
 }
 
-// What numbers in float32 are off by if they are rounded alone; undefined where that is `all`.
-at::Tensor rounding_of(const at::Tensor& full, at::ScalarType low, const at::Tensor& all) {
+// What numbers in float32 are off by if they are rounded alone.
+at::Tensor rounding_of(const at::Tensor& full, at::ScalarType low) {
   at::Tensor rounding;
-  evidence::error_of(full.to(low), full, &rounding);
-  return at::equal(rounding, all) ? at::Tensor() : rounding;
+  evidence::error_of(evidence::in_dtype(full, low), full, &rounding);
+  return rounding;
 }
 
 // Whether numbers that are rounded before and behind an op come to the same: of relu, not of the
@@ -167,9 +166,12 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
     const report::Error error = evidence::error_of(result.detach(), full, off);
     (context.backward ? values.backward : values.ran).add(error);
     if (!context.backward && measure.what_if) values.range.add(evidence::range_of(full));
-    if (!context.backward && off != nullptr && error.squares > 0)
-      difference.rounding =
-          rounding_of(evidence::in_float32(exact[i].other), low_of(result, measure), *off);
+    if (!context.backward && off != nullptr && error.squares > 0) {
+      const at::ScalarType low = low_of(result, measure);
+      const bool made_low = result.scalar_type() == low && !unrounded;
+      if (!made_low || !evidence::is_rounded(result.detach(), full))
+        difference.rounding = rounding_of(evidence::in_float32(exact[i].other), low);
+    }
     waiting.push_back({result, std::move(difference), context.site, true});
   }
   if (context.backward) return;
@@ -194,7 +196,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
     const bool input = context.arguments.front().isTensor() &&
                        context.arguments.front().toTensor().is_same(argument);
     const bool casts = may_be_cast(dtype_of(argument)) && (input || !norm);
-    return casts && !made_by(argument, context.site) ? argument.detach().to(low) : argument;
+    return casts && !made_by(argument, context.site) ? evidence::in_dtype(argument, low) : argument;
   };
   std::optional<torch::jit::Stack> other;
   const auto inputs = tensors_in(context.arguments);
@@ -219,11 +221,12 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
   for (const auto& [result, lower] : evidence::compared(results, *other)) {
     if (dtype_of(result) != DType::Float32) continue;
     evidence::Difference difference;
-    const at::Tensor rounded = lower.scalar_type() == low ? lower : lower.to(low);
+    const at::Tensor rounded = evidence::in_dtype(lower, low);
     at::Tensor* off = result.requires_grad() ? &difference.numbers : nullptr;
     values.low.add(evidence::error_of(rounded, result.detach(), off));
     lowered.push_back({result, rounded});
-    if (off != nullptr) difference.rounding = rounding_of(result.detach(), low, *off);
+    if (off != nullptr && !evidence::is_rounded(rounded, result.detach()))
+      difference.rounding = rounding_of(result.detach(), low);
     waiting.push_back({result, std::move(difference), context.site, false});
   }
   follow_low_shadows(context, results, lowered, waiting);
@@ -247,7 +250,7 @@ void pass_on(const MeasuredCall& context, const std::vector<c10::IValue>& result
     const at::Tensor passed = evidence::in_float32(result.detach()).sub(changed);
     if (computes && may_be_low(dtype_of(result))) {
       at::Tensor rounding;
-      evidence::error_of(changed.to(result.scalar_type()), changed, &rounding);
+      evidence::error_of(evidence::in_dtype(changed, result.scalar_type()), changed, &rounding);
       if (!is_alike(rounding, passed)) {
         keep_rounding(result, rounding, waiting);
         continue;

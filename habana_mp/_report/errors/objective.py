@@ -102,6 +102,7 @@ class Objective:
         }
         self._divisors = passes | self._scales  # of squares: also of choices
         self._passes_of: dict[str | None, Passes] = {}
+        self._ran: dict[str | None, list[tuple[int, float]]] = {}
         self._reads: dict[tuple[int, str | None], list[Read]] = {}
         for read in report.reads or []:
             self._reads.setdefault((read.maker, read.loss), []).append(read)
@@ -167,32 +168,37 @@ class Objective:
         low: Mapping[int, Lowered] = MappingProxyType({}),
     ) -> float:
         """Without what follows from choices."""
-        total, weights = 0.0, Weights()
-        for number, row in enumerate(self._rows):
+        moved = {*left, *low}
+        total, weights = sum(whole for number, whole in self._as_it_ran(loss) if number not in moved), Weights(moved)
+        for number in moved:
             which: Run = low[number].which if number in low else "ran"
-            whole = squares(row, loss, which)
+            whole = squares(self._rows[number], loss, which)
             if number in left:
                 rounding = self._rounding(number, loss, left[number].rounded)
-                kept = left[number].ran * whole + left[number].rounding * rounding
+                total += left[number].ran * whole + left[number].rounding * rounding
                 weights.add(number, "ran", left[number].ran)
                 weights.add(number, "rounding", left[number].rounding * self._part_of(number, loss, rounding))
-            elif number in low:
-                part = low[number].part
-                rounding = self._rounding(number, loss, low[number].rounded)
-                kept = part * (whole - rounding) + (1 - part) * squares(row, loss)  # those that read it lose that
-                # What rounded arguments give is rounded to other numbers: its sign is not that of ``rounding``.
-                own = part * max(0.0, 1 - rounding / whole) if whole else 0.0
-                weights.add(number, which, own)
-                if which in FORMATS:
-                    weights.add(number, "low", own * not_in_format(row, which))
-                weights.add(number, "ran", 1 - part)
-            else:
-                kept = whole
-                weights.add(number, "ran", 1.0)
-            total += kept
+                continue
+            part = low[number].part
+            rounding = self._rounding(number, loss, low[number].rounded)
+            # Those that read it lose that.
+            total += part * (whole - rounding) + (1 - part) * squares(self._rows[number], loss)
+            # What rounded arguments give is rounded to other numbers: its sign is not that of ``rounding``.
+            own = part * max(0.0, 1 - rounding / whole) if whole else 0.0
+            weights.add(number, which, own)
+            if which in FORMATS:
+                weights.add(number, "low", own * not_in_format(self._rows[number], which))
+            weights.add(number, "ran", 1 - part)
         both = total + self._passes(loss).together(weights)
         # Few passes cannot tell that all of it cancels: 0 is of what is not rounded.
         return math.sqrt(max(0.0, _LEAST * total, both) / self._divisors[loss])
+
+    def _as_it_ran(self, loss: str | None) -> list[tuple[int, float]]:
+        """The squares of the changes of the rows that make some, by their numbers."""
+        if loss not in self._ran:
+            found = ((number, squares(row, loss)) for number, row in enumerate(self._rows))
+            self._ran[loss] = [(number, whole) for number, whole in found if whole]
+        return self._ran[loss]
 
     def _part_of(self, number: int, loss: str | None, rounding: float) -> float:
         whole = squares(self._rows[number], loss, "rounding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import get_args
 
 import torch
@@ -16,10 +17,12 @@ _SURE = 2.5  # times what chance makes: two ops whose errors have as much in com
 
 
 class Weights:
-    """Which part of its changes each row has, by the run in which they were measured: the root of a part of their squares."""
+    """Which part of its changes each row has, by the run in which they were measured: the root of a part of their squares. All of those as it ran, but
+    for rows that have moved to another dtype.
+    """
 
-    def __init__(self) -> None:
-        self.of: dict[Run, dict[int, float]] = {}
+    def __init__(self, moved: Collection[int]) -> None:
+        self.of: dict[Run, dict[int, float]] = {"ran": dict.fromkeys(moved, 0.0)}
 
     def add(self, number: int, run: Run, part: float) -> None:
         if part > 0:
@@ -61,11 +64,12 @@ class Passes:
 
     def together(self, weights: Weights) -> float:
         """The sum over pairs of the rows in these runs."""
-        own = {run: torch.zeros(len(self._position), dtype=torch.float64) for run in weights.of}
+        own = {}
         for run, of in weights.of.items():
-            for number, weight in of.items():
-                if number in self._position:
-                    own[run][self._position[number]] = weight
+            parts = [1.0 if run == "ran" else 0.0] * len(self._position)
+            for number in of.keys() & self._position.keys():
+                parts[self._position[number]] = of[number]
+            own[run] = torch.tensor(parts, dtype=torch.float64)
         found = sum(float(own[a] @ self._product(a, b) @ own[b]) for a in own for b in own)
         return found if math.isfinite(found) else 0.0  # of numbers whose squares are beyond a float
 

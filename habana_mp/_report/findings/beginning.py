@@ -139,14 +139,14 @@ def _errors_after(edit: Edit, losses: Iterable[str]) -> dict[str, float]:
     return {each.loss: each.error_after for each in edit.losses} or dict.fromkeys(losses, edit.error_after or 0.0)
 
 
-def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
+def how_to_try(report: Report, edits: Sequence[str]) -> str:
     """A command line if the report is of a script whose policy it can name, else what to add to the one that ran, or a line of Python."""
     policies = {(each.name, each.text): each for each in report.policies}
     (name, text), own = next(iter(policies.items()), (("", ""), None))
     preset, _, changed = name.partition("+")  # "balanced+edits"
     made = _options_between(preset, text) if len(policies) == 1 and preset in presets() else None
     if report.title.endswith(".py") and own is not None and own.front_end == "convert" and len(policies) == 1:
-        options = [option for edit in edits for option in ("--edit", edit.text)]
+        options = [option for edit in edits for option in ("--edit", edit)]
         if made is None and changed:
             return f"the same command with {shlex.join(options)} before {report.title}"
         if made is not None:
@@ -156,7 +156,7 @@ def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
             before = ["habana-mp", "report", "--values", "--policy", preset]
             return shlex.join([*before, *made, *options, report.title, *arguments])
     policy = f"hmp.Policy.load({name!r})" if made == [] else "policy"
-    return f"policy = {policy}.with_edits({', '.join(repr(edit.text) for edit in edits)})"
+    return f"policy = {policy}.with_edits({', '.join(map(repr, edits))})"
 
 
 def _options_between(preset: str, policy: str) -> list[str] | None:

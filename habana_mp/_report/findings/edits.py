@@ -168,6 +168,26 @@ def _of_lost(
         )
 
 
+class _Outcome:
+    """What some edits together change, and what they leave of the error of each loss."""
+
+    def __init__(self, objective: Objective, effect: Effect | None = None) -> None:
+        self._objective, self._effect = objective, effect or Effect()
+        self.casts, self.seconds = self._effect.casts, self._effect.seconds
+        self._errors: dict[str, float] | None = None  # many outcomes are looked at for their casts alone
+
+    @property
+    def errors(self) -> dict[str, float]:
+        if self._errors is None:
+            self._errors = self._objective.errors(self._effect.left, self._effect.low)
+        return self._errors
+
+    @property
+    def error(self) -> float:
+        """What the order is by: 1 is that of now."""
+        return self._objective.weighed(self.errors)
+
+
 class _Sequence:
     """Edits one after another, each of which is simulated with those before it."""
 
@@ -187,17 +207,16 @@ class _Sequence:
         self._dtype = {"fp32": _WIDE, "lower": report.low_dtype or ""} | {name: name for name in FORMATS}
         self._whole = sum(map(self._change["fp32"], rows))
         self._step, self._of = seconds_of_steps(report) or 1.0, "a step"
-        self._listed: dict[int, str] = {}  # by the edits so far
-        self._so_far = Effect()
+        self._outcomes: dict[frozenset[tuple[Entry, str]], _Outcome] = {}
+        self._taken: frozenset[tuple[Entry, str]] = frozenset()
+        self._now = self._so_far = _Outcome(self._objective)
 
     def edits(self, before: Iterable[Entry]) -> list[Edit]:
         """``before`` are those that come first, into float32."""
         if self._whole <= 0 or not self._objective.known:
             return []
-        for entry in before:
-            self._listed |= dict.fromkeys(self._numbers[entry], _WIDE)
-        self._so_far = self._simulation.effect(self._listed)
-        self._now, self._after = self._error(Effect()), self._error(self._so_far)
+        self._so_far = self._with("fp32", *before)
+        self._taken = frozenset((entry, "fp32") for entry in before)
         return [*self._wide(), *self._lower()]
 
     def in_formats(self, formats: Iterable[str]) -> list[Edit]:
@@ -205,13 +224,12 @@ class _Sequence:
         if self._whole <= 0 or not self._objective.known:
             return []
         self._step, self._of = seconds_of_inference(self._report) or 1.0, "a step of inference"
-        self._now = self._after = self._error(Effect())
         found: dict[Entry, tuple[float, str]] = {}
         for entry, name in itertools.product(self._groups, formats):
             measured = [row.measured.in_format(name) for row in self._groups[entry]]
-            effect = self._effect(name, entry)
-            if effect.seconds < 0 and any(measured) and not any(each.error.lost for each in measured if each):
-                price = (self._error(effect) ** 2 - self._now**2) / -effect.seconds
+            outcome = self._with(name, entry)
+            if outcome.seconds < 0 and any(measured) and not any(each.error.lost for each in measured if each):
+                price = (outcome.error**2 - self._now.error**2) / -outcome.seconds
                 found[entry] = min((price, name), found.get(entry, (math.inf, name)))
         return [
             self._edit(entry, name, self._groups[entry])
@@ -219,33 +237,33 @@ class _Sequence:
             if entry in self._new()
         ]
 
-    def _effect(self, title: str, *entries: Entry, alone: bool = False) -> Effect:
-        own = {number: self._dtype[title] for entry in entries for number in self._numbers[entry]}
-        return self._simulation.effect(own if alone else {**self._listed, **own})
+    def _with(self, title: str, *entries: Entry, alone: bool = False) -> _Outcome:
+        """Of these edits with those so far; each is simulated once."""
+        taken = (frozenset() if alone else self._taken) | {(entry, title) for entry in entries}
+        if taken not in self._outcomes:
+            listed = {number: self._dtype[to] for entry, to in taken for number in self._numbers[entry]}
+            self._outcomes[taken] = _Outcome(self._objective, self._simulation.effect(dict(sorted(listed.items()))))
+        return self._outcomes[taken]
 
-    def _more(self, effect: Effect) -> Effect:
+    def _more(self, outcome: _Outcome) -> Effect:
         """The casts and the time that it adds to those of the edits so far."""
-        return Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
+        return Effect(outcome.casts - self._so_far.casts, outcome.seconds - self._so_far.seconds)
 
-    def _error(self, effect: Effect) -> float:
-        """What the order is by: 1 is that of now."""
-        return self._objective.weighed(self._objective.errors(effect.left, effect.low))
-
-    def _gain(self, effect: Effect) -> float:
+    def _gain(self, outcome: _Outcome) -> float:
         """What it takes away of the error that is left."""
-        return self._after - self._error(effect)
+        return self._so_far.error - outcome.error
 
-    def _worth(self, effect: Effect) -> float:
+    def _worth(self, outcome: _Outcome) -> float:
         """The same, weighed against the time that it adds to a step."""
-        slower = (effect.seconds - self._so_far.seconds) / self._step
-        return self._gain(effect) / (1 + max(0.0, slower))
+        return self._gain(outcome) / (1 + max(0.0, self._more(outcome).seconds / self._step))
 
     def _share(self, rows: Iterable[Row], title: str = "fp32") -> float:
         return sum(map(self._change[title], rows)) / self._whole
 
     def _new(self) -> list[Entry]:
         """Those that no edit so far has anything of: an op is advised once."""
-        return [entry for entry in self._groups if self._listed.keys().isdisjoint(self._numbers[entry])]
+        listed = {number for entry, _ in self._taken for number in self._numbers[entry]}
+        return [entry for entry in self._groups if listed.isdisjoint(self._numbers[entry])]
 
     def _decides(self, entry: Entry) -> bool:
         """Whether its errors change what other ops choose."""
@@ -257,10 +275,10 @@ class _Sequence:
         # Each next one is tried with all that are left, so there may not be too many.
         largest = sorted(
             (entry for entry, part in shares.items() if part > 0 or self._decides(entry)),
-            key=lambda entry: -max(self._worth(self._effect("fp32", entry)), _LARGE * shares[entry]),
+            key=lambda entry: -max(self._worth(self._with("fp32", entry)), _LARGE * shares[entry]),
         )
         waiting = largest[:_MOST_TRIED]
-        while waiting and self._after > _NOTHING * self._now:
+        while waiting and self._so_far.error > _NOTHING * self._now.error:
             best = self._best([(entry,) for entry in waiting])
             if not best:  # alone, the results of each are rounded by another
                 most = sorted(waiting, key=lambda entry: -shares[entry])[:_MOST_PAIRED]
@@ -273,12 +291,12 @@ class _Sequence:
 
     def _best(self, choices: Iterable[tuple[Entry, ...]]) -> tuple[Entry, ...]:
         """Those to take together; none where no choice is worth it."""
-        effects = {entries: self._effect("fp32", *entries) for entries in choices}
-        gains = {entries: self._gain(effect) for entries, effect in effects.items()}
+        outcomes = {entries: self._with("fp32", *entries) for entries in choices}
+        gains = {entries: self._gain(outcome) for entries, outcome in outcomes.items()}
         # The time of one call may be off by anything: it decides among those that help nearly alike.
-        enough = max(_LARGE * self._after, _NEARLY * max(gains.values(), default=0.0))
+        enough = max(_LARGE * self._so_far.error, _NEARLY * max(gains.values(), default=0.0))
         worthy = [entries for entries, gain in gains.items() if gain >= enough]
-        return max(worthy, key=lambda entries: self._worth(effects[entries]), default=())
+        return max(worthy, key=lambda entries: self._worth(outcomes[entries]), default=())
 
     def _lower(self) -> Iterator[Edit]:
         found = []
@@ -289,26 +307,25 @@ class _Sequence:
             seconds = sum(row.own_seconds + row.all_cast_seconds for row in wide)
             if not wide or self._share(wide, "lower") > _SMALL or seconds < _WORTH * self._step:
                 continue
-            effect = self._effect("lower", entry, alone=True)
-            if effect.seconds < 0 or effect.casts < 0:  # else it would gain nothing
-                found.append((effect.seconds, entry, wide))
+            alone = self._with("lower", entry, alone=True)
+            if alone.seconds < 0 or alone.casts < 0:  # else it would gain nothing
+                found.append((alone.seconds, entry, wide))
         for _, entry, wide in sorted(found, key=lambda each: each[0]):
             # What helps alone may cost time behind the edits before it, and bring their error back.
-            effect = self._effect("lower", entry)
-            more = self._more(effect)
-            helps = (more.seconds < 0 or more.casts < 0) and self._error(effect) <= self._after * (1 + _SMALL)
+            outcome = self._with("lower", entry)
+            more = self._more(outcome)
+            helps = (more.seconds < 0 or more.casts < 0) and outcome.error <= self._so_far.error * (1 + _SMALL)
             if entry in self._new() and helps:
                 yield self._edit(entry, "lower", wide)
 
     def _edit(self, entry: Entry, title: str, rows: list[Row]) -> Edit:
         """Take the edit; ``rows`` are those whose error it is about."""
-        effect, alone = self._effect(title, entry), self._effect(title, entry, alone=True)
-        more = self._more(effect)
-        errors = [self._objective.errors(each.left, each.low) for each in (Effect(), self._so_far, effect, alone)]
+        outcome, alone = self._with(title, entry), self._with(title, entry, alone=True)
+        more = self._more(outcome)
+        errors = [each.errors for each in (self._now, self._so_far, outcome, alone)]
         now, _, after, own = map(together, errors)
-        first = not self._listed
-        self._after, self._so_far = self._error(effect), effect
-        self._listed |= dict.fromkeys(self._numbers[entry], self._dtype[title])
+        first = not self._taken
+        self._so_far, self._taken = outcome, self._taken | {(entry, title)}
         made, what, cost = self._share(rows, title), self._objective.what, _cost(more, self._step, self._of)
         if title != "fp32":
             where = common(row.module for row in rows)

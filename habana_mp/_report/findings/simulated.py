@@ -89,6 +89,7 @@ class Simulation:
         self._by_first_now = self._in_place.union(number for number, row in rows if row.decision == "first input")
         self._norms = frozenset(each for each, row in rows if row.op == "rms_norm" or _core.is_norm(encodable(row.op)))
         self._inside = dict(self._looked_into())
+        self._casts_as_ran: dict[int, tuple[int, float]] = {}
 
     def effect(
         self, listed: Mapping[int, str], following: Collection[int] = (), by_first: Collection[int] | None = None
@@ -115,7 +116,7 @@ class Simulation:
             *moved,
             *(edge.row for number in moved for edge in self._users.get(number, [])),
         }:
-            before, after = self._casts(row, {}), self._casts(row, moved, listed, following)
+            before, after = self._casts_now(row), self._casts(row, moved, listed, following)
             casts += after[0] - before[0]
             in_casts += self._times.in_casts(self._rows[row], before[1], after[1])
         ops = sum(self._times.other(self._rows[row]) for row in moved if row not in formats)
@@ -350,6 +351,11 @@ class Simulation:
         """Whether an op that passes on what a row makes now casts it to the low dtype, for all others that read it."""
         passing = self._passing.get(maker, []) if maker in moved else []
         return reader not in passing and any(number not in moved for number in passing)
+
+    def _casts_now(self, number: int) -> tuple[int, float]:
+        if number not in self._casts_as_ran:
+            self._casts_as_ran[number] = self._casts(number, {})
+        return self._casts_as_ran[number]
 
     def _casts(
         self,

@@ -67,7 +67,7 @@ def _what_to_do(report: Report) -> dict[str, Any]:
         "error": objective.error() if objective.known else None,
         "foretold": foretold(report),
         "to_take": taken,
-        "how_to_try": how_to_try(report, taken) if taken else "",
+        "how_to_try": how_to_try(report, [edit.text for edit in taken]) if taken else "",
         "more_edits": [edit for edit in found if edit not in taken],
         "invitation": invitation(report),
         "not_all": ": ".join((report.low_dtype and why_not_all(report)) or ()),

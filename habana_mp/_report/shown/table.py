@@ -21,8 +21,7 @@ from habana_mp._policy.folder import presets
 from habana_mp._report import sums
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import CompiledGraph, NeverSeen, PingPong, Rank, Recast, Report
-from habana_mp._report.findings.beginning import beginning, how_to_try
-from habana_mp._report.findings.edits import edits
+from habana_mp._report.findings.beginning import how_to_try
 from habana_mp._report.findings.preset_errors import foretold, invitation
 from habana_mp._report.findings.unknown import OUTSIDE, is_outside, no_op, why_not_all
 from habana_mp._report.numbers import change_of, local_error, share, shares_known, with_values
@@ -130,12 +129,10 @@ def _advice(report: Report) -> RenderableType:
 
 def _to_take(report: Report) -> Iterator[Text]:
     """Which edits to take, what they leave, and how to try them."""
-    head = beginning(report, edits(report) if report.low_dtype else [])
-    if head is not None:
-        yield Text(printable(str(head)), style="bold")
-    if head is not None and head.edits:
-        yield Text(printable(how_to_try(report, head.edits)), style="dim")
-    if head is not None:
+    if report.to_take:
+        yield Text(printable(report.to_take.text), style="bold")
+        if report.to_take.edits:
+            yield Text(printable(how_to_try(report, report.to_take.edits)), style="dim")
         yield Text()
 
 

@@ -146,7 +146,7 @@ OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
     ids=["script", "edited before", "edited in float16", "from an edit of a list", "from another list", "damaged", "python", "module", "region", "own policy", "two policies"],
 )  # fmt: skip
 def test_how_to_try_edits(changes, line):
-    assert how_to_try(off(**changes), [edit("mul", 0.5), edit("mul in a.*", 0.4)]) == line
+    assert how_to_try(off(**changes), ["+mul:fp32", "+mul in a.*:fp32"]) == line
 
 
 class Net(nn.Module):

@@ -63,7 +63,7 @@ FULL = Effort(
     ],
     batches=(1, 8),
     threads=(1, 2),
-    rounds=4,
+    rounds=6,
     runs=3,
     visit_seconds=0.15,
 )

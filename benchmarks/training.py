@@ -28,7 +28,7 @@ FULL = Effort(
     model_zoo.MODELS if DEVICE == "cpu" else [*model_zoo.MODELS, *model_zoo.GPU_MODELS],
     8,
     (1, 2),
-    Turns(rounds=2, seconds=SECONDS, runs=2, visit_seconds=0.05),
+    Turns(rounds=5 if DEVICE == "cpu" else 2, seconds=SECONDS, runs=2, visit_seconds=0.05),
 )
 QUICK = Effort(model_zoo.TINY_MODELS, 1, (1,), QUICK_TURNS)
 

@@ -185,6 +185,7 @@ KINDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("step", KINDS.values(), ids=KINDS)
 def test_complex_and_sparse_numbers_are_the_same_in_a_file_and_in_memory(step, here):
     record("a.rec", step)

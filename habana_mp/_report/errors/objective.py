@@ -169,26 +169,28 @@ class Objective:
     ) -> float:
         """Without what follows from choices."""
         moved = {*left, *low}
-        total, weights = sum(whole for number, whole in self._as_it_ran(loss) if number not in moved), Weights(moved)
+        # Summed up in the order of their sizes: an edit that changes nothing is to be seen as such.
+        terms, weights = [whole for number, whole in self._as_it_ran(loss) if number not in moved], Weights(moved)
         for number in moved:
             which: Run = low[number].which if number in low else "ran"
             whole = squares(self._rows[number], loss, which)
             if number in left:
                 rounding = self._rounding(number, loss, left[number].rounded)
-                total += left[number].ran * whole + left[number].rounding * rounding
+                terms.append(left[number].ran * whole + left[number].rounding * rounding)
                 weights.add(number, "ran", left[number].ran)
                 weights.add(number, "rounding", left[number].rounding * self._part_of(number, loss, rounding))
                 continue
             part = low[number].part
             rounding = self._rounding(number, loss, low[number].rounded)
             # Those that read it lose that.
-            total += part * (whole - rounding) + (1 - part) * squares(self._rows[number], loss)
+            terms.append(part * (whole - rounding) + (1 - part) * squares(self._rows[number], loss))
             # What rounded arguments give is rounded to other numbers: its sign is not that of ``rounding``.
             own = part * max(0.0, 1 - rounding / whole) if whole else 0.0
             weights.add(number, which, own)
             if which in FORMATS:
                 weights.add(number, "low", own * not_in_format(self._rows[number], which))
             weights.add(number, "ran", 1 - part)
+        total = sum(sorted(terms))
         both = total + self._passes(loss).together(weights)
         # Few passes cannot tell that all of it cancels: 0 is of what is not rounded.
         return math.sqrt(max(0.0, _LEAST * total, both) / self._divisors[loss])

@@ -21,8 +21,8 @@ from habana_mp._explain.explanation import Explanation, Explanations
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import OpRule
 from habana_mp._report.data import Advice
+from habana_mp._report.edits.edits import Edit, LossError
 from habana_mp._report.findings.diff import ReportDiff
-from habana_mp._report.findings.edits import Edit, LossError
 from habana_mp._report.numbers import LocalError
 from habana_mp._report.shown.op_calls import OpCalls
 

@@ -12,9 +12,9 @@ from habana_mp._cast import dtype_name
 from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added
 from habana_mp._report.data import Report, Row
+from habana_mp._report.edits.edits import Edit, edits
 from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.asked import asked_rows, never_called
-from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.preset_errors import policy_errors, preset_errors, ran_in_formats
 from habana_mp._report.findings.unknown import (
     Why,

@@ -138,7 +138,7 @@ _NOISE = 0.02  # of a step: times of one step differ by more
 
 def is_measurable(seconds: float, step: float) -> bool:
     """Whether times of calls can tell such a change of the time of a step: it is not too small, and no step saves all of its time."""
-    return abs(seconds) >= _NOISE * step and seconds > -step
+    return 0 < _NOISE * step <= abs(seconds) and seconds > -step
 
 
 def seconds_of_steps(report: Report) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from habana_mp.cli.console import user_errors
+from habana_mp._evidence.recordings.file import is_recording
+from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.output import html_option
 from habana_mp.hmp import CastReport
 
@@ -25,6 +26,9 @@ def diff(before: str, after: str, html: str | None) -> None:
     The exit code is 1 if the casts differ.
     """
     with user_errors():
+        for path in (before, after):
+            if is_recording(path):
+                raise Problem(f"{path} is a recording, not a report: habana-mp compare compares two recordings")
         found = CastReport.load(before).diff(CastReport.load(after))
         if html:
             found.to_html(html)

@@ -312,7 +312,7 @@ bool is_rounded(const at::Tensor& low, const at::Tensor& full) {
   const bool ours =
       low.scalar_type() == at::kBFloat16 && is_plain(low) && is_plain(full) && lie_alike(low, full);
   if (!ours) {
-    const at::Tensor rounded = full.to(low.scalar_type());
+    const at::Tensor rounded = in_dtype(full, low.scalar_type());
     return low.eq(rounded).logical_or(low.isnan().logical_and(rounded.isnan())).all().item<bool>();
   }
   const auto* first = low.const_data_ptr<at::BFloat16>();

@@ -182,6 +182,10 @@ def test_the_difference_of_two_reports(here):
     assert "linear" in Path("d.html").read_text()
     same = call("diff", "a.json", "a.json")
     assert (same.stdout, same.exit_code) == ("no difference: the same casts\n", 0)
+    Path("a.rec").write_bytes(b"\xc8")
+    done = call("diff", "a.rec", "a.json")
+    said = "Error: a.rec is a recording, not a report: habana-mp compare compares two recordings\n"
+    assert (done.stderr, done.exit_code) == (said, 2)
 
 
 def test_formats(here):

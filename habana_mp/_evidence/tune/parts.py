@@ -11,7 +11,7 @@ from habana_mp._core import Entry
 from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Report, Row
-from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._report.edits.edits import Edit, edits
 from habana_mp._report.findings.unknown import error_of
 from habana_mp._report.numbers import Run, local_error, losses_of, squares
 from habana_mp._show.short import Short

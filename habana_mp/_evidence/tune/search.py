@@ -20,7 +20,7 @@ from habana_mp._evidence.tune.tuned import Tuned, TunedPart
 from habana_mp._evidence.tune.turns import Point, fastest, timed_in_turns
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
-from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._report.edits.edits import Edit, edits
 from habana_mp._show.units import apart, counted
 
 _ROUNDS = 3  # at least, in which the policies are timed, one after another

@@ -19,7 +19,7 @@ from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
 from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy
 from habana_mp._policy.read_file import shown
-from habana_mp._report.findings.edits import Edit
+from habana_mp._report.edits.edits import Edit
 from habana_mp._report.formats import FORMATS
 from habana_mp._show.short import Short
 from habana_mp._show.units import apart, printable, size, time

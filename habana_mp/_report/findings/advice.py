@@ -8,10 +8,10 @@ from msgspec import UNSET, structs
 
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, Report, Row, ToTake, Uneven
+from habana_mp._report.edits.edits import Edit, edits
 from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.beginning import Beginning, beginning
-from habana_mp._report.findings.edits import Edit, edits, no_edit
-from habana_mp._report.findings.unknown import ON_THREAD, is_outside, may_flip
+from habana_mp._report.findings.unknown import ON_THREAD, is_outside, may_flip, no_edit
 from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 

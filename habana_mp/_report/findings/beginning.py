@@ -16,8 +16,9 @@ from habana_mp._policy.edit import ALL_LISTS
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
+from habana_mp._report.edits.edits import Edit, edits
 from habana_mp._report.errors.objective import Objective
-from habana_mp._report.findings.edits import Edit, edits, no_edit
+from habana_mp._report.findings.unknown import no_edit
 from habana_mp._report.sums import is_measurable, seconds_of_steps
 from habana_mp._show.units import counted, encodable, share
 

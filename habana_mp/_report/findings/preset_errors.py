@@ -9,8 +9,8 @@ from habana_mp._cast import dtype_name
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
+from habana_mp._report.edits.simulated import Simulation
 from habana_mp._report.errors.objective import Objective, together
-from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.findings.unknown import has_wide_insides, may_flip, ran_low, why_no_shares
 from habana_mp._report.formats import FORMATS
 from habana_mp._show.units import share

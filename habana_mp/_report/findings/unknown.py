@@ -34,6 +34,10 @@ _NO_POLICY = (
     f"{OUTSIDE}, so no list has an effect",
     "call hmp.convert, or enter hmp.autocast, before the ops run",
 )
+_NOT_WORTH_IT = (
+    "no edit of the lists is worth it",
+    "no op makes 5 % of the error of a loss or of projected outputs, and none saves time in the low dtype for less than 1 % of it",
+)
 _NO_BACKWARD = (
     "no backward pass was seen, so it is not known which op makes the error",
     "call backward in the block of the report, or report.project(outputs), with gradients on",
@@ -90,6 +94,11 @@ def why_no_edit(report: Report) -> Why | None:
     if why := why_not_all(report):
         return why
     return why_no_shares(report) if _has_policy(report) else _NO_POLICY
+
+
+def no_edit(report: Report) -> Why:
+    """What to say, and why, where ``edits`` finds none."""
+    return why_no_edit(report) or _NOT_WORTH_IT
 
 
 def why_nothing(report: Report) -> Why | None:

@@ -14,10 +14,10 @@ from markupsafe import Markup
 from habana_mp._report import sums
 from habana_mp._report.added import grouped
 from habana_mp._report.data import Error, NeverSeen, Report
+from habana_mp._report.edits.edits import edits
 from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.advice import of_edit
 from habana_mp._report.findings.beginning import beginning, how_to_try
-from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.preset_errors import foretold, invitation
 from habana_mp._report.findings.unknown import OUTSIDE, is_outside, why_not_all
 from habana_mp._report.numbers import change_of, local_error, shares_known

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
-from habana_mp._report.findings.edits import edits
+from habana_mp._report.edits.edits import edits
 from habana_mp._report.form import report_of
 from habana_mp._report.numbers import change_of, share
 from tests.shared.fake_reports import loss, summed, values, with_losses

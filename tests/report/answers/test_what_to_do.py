@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.edits.edits import Edit
 from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.findings.beginning import Beginning, beginning, how_to_try
-from habana_mp._report.findings.edits import Edit
 from habana_mp._report.findings.preset_errors import invitation
 from habana_mp._report.form import report_of
 

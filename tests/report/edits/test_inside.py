@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.edits.simulated import Simulation
 from habana_mp._report.errors.objective import Objective
-from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.edits.edits import edits
+from habana_mp._report.edits.simulated import Simulation
+from habana_mp._report.edits.times import Times
 from habana_mp._report.errors.objective import Objective
-from habana_mp._report.findings.edits import edits
-from habana_mp._report.findings.simulated import Simulation
-from habana_mp._report.findings.times import Times
 from habana_mp._report.form import report_of
 from tests.report.edits.net import recorded
 from tests.shared.fake_reports import loss, with_losses

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.edits.edits import Edit, edits
+from habana_mp._report.edits.simulated import Simulation
 from habana_mp._report.errors.objective import Left, Objective
 from habana_mp._report.findings import advice
 from habana_mp._report.findings.beginning import _in_groups, beginning, edits_text
-from habana_mp._report.findings.edits import Edit, edits
-from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
 from tests.report.edits.net import Net, Smooth, no_grad, recorded, wide_run
 from tests.shared.fake_reports import loss, with_losses

@@ -19,8 +19,8 @@ from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import ROOT, Edge, Report
+from habana_mp._report.edits.times import Times
 from habana_mp._report.errors.objective import Left, Lowered, Rounded
-from habana_mp._report.findings.times import Times
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import Run, hands_on, rounds_nothing
 from habana_mp._show.units import encodable

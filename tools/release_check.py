@@ -28,6 +28,7 @@ ENGINE = (
 )  # fmt: skip
 REPORT = (*ENGINE, "habana_mp/_report", "habana_mp/_watch", "src/report", "src/watch", "src/probe", "src/evidence")
 INSTRUMENTS = (*REPORT, "habana_mp/_evidence")
+MODELS = ("zoo/small_models.py", "zoo/differences.py")  # of the zoo, what benchmarks run
 TIMING = (*(f"benchmarks/harness/{name}.py" for name in ("device", "rows", "timing")), "benchmarks/subjects")
 SUITE = (
     "habana_mp", "src", "lists", "tests", "examples", "CMakeLists.txt", "pyproject.toml", "requirements.txt", "requirements-dev.txt",
@@ -66,9 +67,9 @@ PAGES = (
     _table("Overhead", "benchmarks/overhead.py", REPORT),
     _table("Kernels", "benchmarks/kernels.py", ("src/kernels", "src/base", "benchmarks/kernels.cpp"), "docs/kernels.svg"),
     _table("Casts", "benchmarks/casts.py", ENGINE, "docs/casts.svg"),
-    _table("Values", "benchmarks/values.py", (*INSTRUMENTS, "zoo")),
-    _table("Tuning", "benchmarks/tuner.py", (*INSTRUMENTS, "zoo/small_models.py")),
-    _table("Advice", "benchmarks/advice.py", (*INSTRUMENTS, "zoo")),
+    _table("Values", "benchmarks/values.py", (*INSTRUMENTS, *MODELS)),
+    _table("Tuning", "benchmarks/tuner.py", (*INSTRUMENTS, *MODELS)),
+    _table("Advice", "benchmarks/advice.py", (*INSTRUMENTS, *MODELS)),
     _table("Losses", "benchmarks/accuracy.py", (*INSTRUMENTS, "examples"), *(f"docs/accuracy-{number}.svg" for number in (1, 2, 3))),
     Page("docs/accuracy.md", "make bench", (*INSTRUMENTS, *TIMING, "benchmarks/eight_bits.py"), "Inference in 8 bits on trained models"),
     Page("docs/benchmarks-gpu.md", "make gpu", (*REPORT, "benchmarks"), needs="a GPU"),

@@ -56,7 +56,7 @@ DISAGREEMENTS: list[Reason] = [
         "A custom op of torch, which no policy of `autocast` names.",
     ),
     Reason(
-        r"op/nn_functional_(smooth_l1_loss|multilabel_soft_margin_loss|gaussian_nll_loss|local_response_norm)|module/nn_MultiLabelSoftMarginLoss",
+        r"op/nn_functional_(smooth_l1_loss|multilabel_soft_margin_loss|gaussian_nll_loss|local_response_norm)|module/nn_(MultiLabelSoftMarginLoss|LocalResponseNorm)",
         "A function that torch implements in Python: `convert` decides about it as one op, `autocast` about the ops that it calls.",
     ),
     Reason(

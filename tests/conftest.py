@@ -42,6 +42,7 @@ convert/compile/test_dynamo_imports
 convert/compile/test_graphs
 convert/compile/test_onnx
 convert/compile/test_weight_ops
+convert/test_convert_interrupts
 convert/test_convert_memory
 devices/test_late_device
 evidence/pages/test_compare_page
@@ -50,10 +51,13 @@ evidence/recordings/test_fixture
 evidence/rerun/test_compounds
 evidence/rerun/test_memory
 evidence/rerun/test_special_tensors
+evidence/tune/test_resume
 evidence/tune/test_tune_formats
 evidence/tune/test_tuned_page
 gaudi/test_gaudi
 gaudi/test_gaudi_distributed
+gaudi/test_gaudi_names
+gaudi/test_gaudi_optimizers
 gaudi/test_gaudi_scripts
 packages/test_build
 packages/test_loading
@@ -64,6 +68,7 @@ project/test_examples
 project/test_pictures
 project/test_site
 project/test_stub
+project/test_torch_private
 project/test_what_stays
 ranks/test_ranks_policies
 ranks/test_ranks_reports

@@ -2,8 +2,8 @@
 
 A page, or a section of one, is a row of PAGES with the files that its figures depend on. It names the commit that it was measured at
 ("commit 0123456ab", or a row of a table that ends with a date and a commit). A page that names none is as old as the last commit that
-changed it. Not here is what is made from the tree whenever it is read (docs/presets.md, docs/api.md) or runs in the tests. Knows git and the
-standard library alone.
+changed it. Not here is what is made from the tree whenever it is read (docs/presets.md, docs/api.md) or runs in the tests, and what sums
+others up (docs/benchmarks.md). Knows git and the standard library alone.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ def _table(section: str, script: str, depends: tuple[str, ...], *beside: str) ->
 
 
 PAGES = (
-    Page("docs/benchmarks.md", "make bench", (*INSTRUMENTS, "benchmarks"), "", ("docs/inference.svg", "docs/training.svg", *_RESULTS)),
-    _table("Inference", "benchmarks/inference.py", ENGINE),
+    _table("Inference", "benchmarks/inference.py", ENGINE, "docs/inference.svg"),
     _table("Decoding", "benchmarks/decode.py", ENGINE),
     _table("Linear layers", "benchmarks/linear.py", ENGINE),
     _table("Compiled models", "benchmarks/compiled.py", ENGINE),
-    _table("Training", "benchmarks/training.py", ENGINE),
+    _table("Training", "benchmarks/training.py", ENGINE, "docs/training.svg"),
     _table("Memory", "benchmarks/memory.py", ENGINE),
     _table("Overhead", "benchmarks/overhead.py", REPORT),
     _table("Kernels", "benchmarks/kernels.py", ("src/kernels", "src/base", "benchmarks/kernels.cpp"), "docs/kernels.svg"),

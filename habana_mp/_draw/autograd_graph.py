@@ -30,6 +30,7 @@ _WORDS = {
     "safe_softmax": "softmax",
 }
 _PRODUCTS = frozenset(["linear", "mm", "bmm"])  # torch makes matrices of their inputs, and a view of the result
+_OURS = "<habana_mp::"  # in the names of nodes of products in 8 bits (src/call/int8_gradients.cpp)
 _CASTS = frozenset(["copy", "to_copy"])  # those of this package and of Tensor.copy_, those of Tensor.to
 
 # What made a tensor, which of its results that was, and the ops on the way from there that only change the form.
@@ -51,6 +52,10 @@ class Origin:
     born: int
     leaf: torch.Tensor | None
     inputs: list[Source] = field(default_factory=list)
+
+    @property
+    def in_8_bits(self) -> bool:
+        return _OURS in self.name
 
     @property
     def cast_from(self) -> str | None:
@@ -132,6 +137,8 @@ def _op(node: Any) -> str:
         return f"{form}{len(DRAW.of(node, 'results')[0].shape) - 2}d"
     if camel.startswith("ScaledDotProduct"):
         return "scaled_dot_product_attention"
+    if _OURS in node.name():
+        return f"{camel.removesuffix('>').lower()} in 8 bits"
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub(r"(?<=\d)D", "d", camel)).lower()
     return _WORDS.get(snake, snake)
 

@@ -32,7 +32,7 @@ def draw(
         what: a tensor with a graph, or tuples, lists and dicts of such tensors; or a ``torch.nn.Module``. ``draw`` calls the module in
             its current mode, under the conversion or the regions that are on, and draws a frame around each call of a module inside it.
         *args: the arguments of the module. ``draw`` passes copies that require gradients, and its frozen weights require them while it
-            runs, so that the graph has all casts.
+            runs, so that the graph has all casts; but not weights that may run in 8 bits, since one that requires a gradient does not.
         **kwargs: the keyword arguments of the module.
         depth: how many levels of modules are open. A deeper module is one node, which shows how many ops and casts it has. 0 makes the
             model itself one node. The default opens as many levels as a picture of 80 nodes has room for.

@@ -103,9 +103,10 @@ class Graph:
             return Node(kind, full.removeprefix(f"{path}.") or kind, *result, frozen)
         if self._is_cast[origin]:
             return Node("cast", f"{origin.cast_from} → {origin.dtypes[0]}", *result, origin.name, casts=1)
+        op = self._op_of.get(origin)
         linear = origin.op in {"mm", "addmm"} and call is not None and isinstance(call.module, torch.nn.Linear)
-        text = "linear" if linear else origin.op
-        return self._op_node(text, self._op_of.get(origin), [origin])
+        text = op.op if op and origin.in_8_bits else "linear" if linear else origin.op
+        return self._op_node(text, op, [origin])
 
     def _op_node(self, text: str, op: OpCall | None, inside: list[Origin]) -> Node:
         inside = sorted(inside, key=lambda origin: origin.born)

@@ -8,16 +8,23 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from habana_mp._autocast.regions import region_policy
 from habana_mp._compiled.rounding import uncompiled
 from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._report.formats import FORMATS
+from habana_mp._scope import in_force
 from habana_mp._torch_private import DRAW
+from habana_mp._watch.listener import Call as ListenedCall
 from habana_mp._watch.listener import CallListener
+
+# How many dimensions the weight of an op has in 8 bits, where it is no matrix.
+_DIMS_IN_8_BITS = {"bmm": 3, "baddbmm": 3, "conv1d": 3, "conv2d": 4, "conv3d": 5}
 
 
 @dataclass(eq=False)
@@ -123,6 +130,7 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     # A module that is copied inside the call takes its hooks along.
     def enter(module: torch.nn.Module, _: Any) -> None:
+        give_gradients(module)
         if id(module) in names:
             current.append(calls.enter(module, names[id(module)], current[-1] if current else None))
 
@@ -133,6 +141,7 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             calls.go_on_in(current[-1] if current else None)
 
     with contextlib.ExitStack() as undo:
+        calls.frozen, give_gradients = undo.enter_context(_weights_with_gradients(model))
         undo.enter_context(torch.inference_mode(mode=False))
         undo.enter_context(torch.enable_grad())
         undo.enter_context(uncompiled())  # a compiled function is one node
@@ -141,34 +150,65 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                 continue
             undo.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
             undo.callback(module.register_forward_hook(leave, always_call=True).remove)
-        calls.frozen = undo.enter_context(_thawed(model))
+        give_gradients(model)  # one that takes no hooks, too
         args, kwargs = _with_gradient(args, kwargs, calls.inputs)
         with CallListener() as listener:
             calls.output = model(*args, **kwargs)
         # Outside of ours torch.autocast may decide, whose casts lie inside its ops.
         calls.take_ops(
-            OpCall(call.op, range(*call.nodes), rule=call.rule.replace(OWN_FILES, ""))
+            OpCall(call.op, range(*call.nodes), rule=_rule_of(call))
             for call in listener.take()
             if call.decision != "outside"
         )
     return calls
 
 
+def _rule_of(call: ListenedCall) -> str:
+    """The line that decided a call, with what became of one for 8 bits whose weight needs a gradient."""
+    rule = call.rule.replace(OWN_FILES, "")
+    return f"{call.decision} instead of {rule}" if call.instead_of else rule
+
+
 @contextlib.contextmanager
-def _thawed(model: torch.nn.Module) -> Iterator[set[int]]:
-    """Weights that need no gradient have no place in a graph."""
-    frozen = [
-        weight
-        for weight in model.parameters()
-        if not weight.requires_grad and weight.is_floating_point() and not weight.is_inference()
-    ]
+def _weights_with_gradients(
+    model: torch.nn.Module,
+) -> Iterator[tuple[set[int], Callable[[torch.nn.Module], None]]]:
+    """The frozen weights of a model, and what gives those of a module gradients, for the policy that is in force as it is called.
+
+    A weight without a gradient has no place in a graph, and one with a gradient does not run in 8 bits. So what may run in 8 bits for the
+    caller gets none.
+    """
+    weights = [weight for weight in model.parameters() if weight.is_floating_point() and not weight.is_inference()]
+    trained = {id(weight) for weight in weights if weight.requires_grad}
+    frozen = {id(weight) for weight in weights} - trained
+    without = frozen if torch.is_grad_enabled() else frozen | trained  # of those of a call by the caller
+
+    def give_gradients(module: torch.nn.Module) -> None:
+        dims = _dims_in_8_bits(module)
+        for weight in module.parameters():
+            if id(weight) in without:
+                weight.requires_grad = weight.dim() not in dims
+
     try:
-        for weight in frozen:
-            weight.requires_grad = True
-        yield {id(weight) for weight in frozen}
+        yield frozen, give_gradients
     finally:
-        for weight in frozen:
-            weight.requires_grad = False
+        for weight in weights:
+            weight.requires_grad = id(weight) in trained
+
+
+def _dims_in_8_bits(module: torch.nn.Module) -> set[int]:
+    """How many dimensions those weights have that the policy in force may run in 8 bits in a module."""
+    policy = region_policy()[0] or in_force.policy
+    if policy is None:
+        return set()
+    ops = {
+        entry.base
+        for entry in policy._core.entries
+        if entry.list in FORMATS and not entry.modules and entry.low_dtype in ("", policy._core.low_dtype)
+    }
+    if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+        ops &= {"embedding", "embedding_bag"}
+    return {_DIMS_IN_8_BITS.get(op, 2) for op in ops}
 
 
 def _with_gradient(

@@ -57,8 +57,8 @@ class Node:
 
     ``kind`` is "op", "cast", "parameter", "input", "output" or "module", a folded one. ``dtype`` and ``shape`` are those of its
     result, ``module`` is the path of the module that it belongs to, ``detail`` torch's name of the node, or "frozen". ``casts`` and,
-    of a folded module, ``ops`` are how many casts and ops of which precision are in it. ``rule`` is the line of a list that decided an op, and
-    ``share`` its part of the error of the loss, where a report was given.
+    of a folded module, ``ops`` are how many casts and ops of which precision are in it. ``rule`` is the line of a list that decided an op; of a
+    list for 8 bits it begins with "lower" where the op ran so. ``share`` is its part of the error of the loss, where a report was given.
 
     Example:
         >>> [node.text for node in hmp.draw(torch.nn.Linear(2, 2), torch.ones(1, 2)).nodes if node.kind == "op"]

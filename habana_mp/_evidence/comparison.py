@@ -10,6 +10,7 @@ from typing import Any
 
 from habana_mp._evidence.log_probabilities import LogProbabilities
 from habana_mp._policy.diff import PolicyDiff, words
+from habana_mp._show.module_path import common
 from habana_mp._show.short import Short
 from habana_mp._show.units import counted
 from habana_mp._show.units import share as percent
@@ -38,9 +39,9 @@ class Difference(Short):
         op: the op.
         module: the module that called it.
         phase: "forward" or "backward".
-        kind: the reason. "precision": another dtype. "given": another weight, input or constant. "result": another result from the same
-            inputs in the same dtypes. "passed on": the inputs differ, and the op adds nothing. "only in a", "only in b": one run alone
-            calls it. ``Comparison.first`` may also have "written": something other than an op wrote to the memory between two calls.
+        kind: the reason. "precision": another dtype, or another list for 8 bits. "given": another weight, input or constant. "result":
+            another result from the same inputs in the same dtypes. "passed on": the inputs differ, and the op adds nothing. "only in a",
+            "only in b": one run alone calls it. ``Comparison.first`` may also have "written": something other than an op wrote to the memory between two calls.
         calls: how many calls differ.
         made: the difference that the op makes from the same inputs, relative to the size of its results; the largest of all calls. None
             if it is not measured.
@@ -48,13 +49,14 @@ class Difference(Short):
         loss_change: the change of the loss that it makes, to first order.
         share: its part of all such changes; 0 without a backward pass.
         inner: the op that torch called inside it.
-        runs_in: the dtypes in which it ran, in run a and in run b.
+        runs_in: the dtypes in which it ran, in run a and in run b; for an op in 8 bits its list, "int8" or "weight_int8".
         rules: its rules, in run a and in run b.
         source: the line that called it.
         unmeasured: the reason why ``made`` or ``total`` is None; "" if both are measured.
         choices: how many choices an op makes by its numbers: classes of argmax, what topk takes, places of sort, truth values of a comparison.
         flipped: how many of these choices are others in run b.
         counterpart: what run a has in place of the calls, if that is not the same op in a module of the same path: "linear in GPT: qkv".
+        decisions: what became of the calls in run a and in run b, as in the rows of a report: "lower", "int8".
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -79,6 +81,7 @@ class Difference(Short):
     choices: int = 0
     flipped: int = 0
     counterpart: str = ""
+    decisions: tuple[str, str] = ("", "")
 
     def __str__(self) -> str:
         lines = [f"{self._place}, in the {self.phase} pass: {self.why}"]
@@ -91,7 +94,7 @@ class Difference(Short):
 
     @property
     def _place(self) -> str:
-        return f"{self.op} in {self.module}" if self.module else self.op
+        return _place(self.op, self.module)
 
     @property
     def why(self) -> str:
@@ -186,9 +189,23 @@ class Comparison(Short, Document):
         return f"{a} and {b}, {found}{others}"
 
     def differing_ops(self) -> dict[str, tuple[str, str]]:
-        """Return the ops of ``rows`` whose rules differ between the policies of run a and run b, with both rules."""
-        ops = {} if self.policy_diff is None else self.policy_diff.ops
-        return {op: ops[op] for op in dict.fromkeys(row.op for row in self.rows) if op in ops}
+        """Return the ops of ``rows`` whose rules differ between the policies of run a and run b, with both rules.
+
+        Where a name is limited to modules, its key has the modules: "linear in Net: layers.*.mlp".
+        """
+        if self.policy_diff is None:
+            return {}
+        ops = self.policy_diff.ops
+        found = {op: ops[op] for op in dict.fromkeys(row.op for row in self.rows) if op in ops}
+        modules: dict[tuple[str, tuple[str, str]], list[str]] = {}
+        for row in self.rows:
+            (rule_a, rule_b), (a, b) = row.rules, row.decisions
+            is_pair = row.phase == "forward" and not row.kind.startswith("only") and not row.counterpart
+            if is_pair and rule_a != rule_b and a != b and (a, b) != found.get(row.op):
+                modules.setdefault((row.op, (a, b)), []).append(row.module)
+        for (op, pair), where in modules.items():
+            found.setdefault(_place(op, common(where)), pair)
+        return found
 
     def _environments(self) -> Iterator[str]:
         if self.environment_diff:
@@ -207,7 +224,7 @@ class Comparison(Short, Document):
             return
         here = [f"{op} {a} / {b}" for op, (a, b) in self.differing_ops().items()]
         some = ", ".join(here[:_MOST_NAMES]) + (", ..." if len(here) > _MOST_NAMES else "")
-        yield f"a / b: {some or 'no op of this step has another rule'}"
+        yield f"a / b: {some or 'no op with other numbers has another rule'}"
         settings = [f"{title} {words(a)} / {words(b)}" for title, (a, b) in self.policy_diff.settings.items()]
         if settings:
             yield f"a / b: {', '.join(settings)}"
@@ -344,6 +361,10 @@ def _after_backward(rows: Iterable[Difference]) -> Iterator[Difference]:
         backward |= row.phase == "backward"
         if backward and row.phase == "forward" and not row.module and not row.share:
             yield row
+
+
+def _place(op: str, module: str) -> str:
+    return f"{op} in {module}" if module else op
 
 
 def _part(value: float | None) -> str:

@@ -16,6 +16,7 @@ from habana_mp._evidence.recordings.file import Kept
 from habana_mp._evidence.recordings.terms import Terms
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import UNMEASURED
 from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import counted
@@ -30,6 +31,7 @@ class _Site(NamedTuple):
     module: str
     rule: str
     source: str
+    decision: str
 
     @property
     def place(self) -> str:
@@ -48,11 +50,18 @@ class _Run:
         call = self.calls[number]
         site = self._sites[call.site]
         op = site.op or call.inner.removeprefix("aten::")
-        return _Site(op, site.module, site.rule.replace(OWN_FILES, ""), site.source)
+        return _Site(op, site.module, site.rule.replace(OWN_FILES, ""), site.source, site.decision)
 
     def key(self, number: int, kind: str) -> _Key:
         site = self.site(number)
         return site.op, site.module, self.calls[number].backward, kind
+
+    def runs_in(self, number: int) -> str:
+        """The dtypes of a call, or the list of one in 8 bits."""
+        if number < 0:
+            return ""
+        decision = self.site(number).decision
+        return decision if decision in FORMATS else ", ".join(self.calls[number].dtypes)
 
 
 _NOT_SEEN = "it has tensors whose numbers cannot be read (subclasses, quantized ones)"
@@ -197,7 +206,10 @@ class TwoRuns:
         return rows
 
     def _key(self, number: int) -> _Key:
-        return self.b.key(number, self._compared[number].kind)
+        kind, other = self._compared[number].kind, self._compared[number].match
+        if kind == "result" and {self.a.runs_in(other), self.b.runs_in(number)} == {*FORMATS}:
+            kind = "precision"  # the core knows the dtypes alone
+        return self.b.key(number, kind)
 
     def _by_place(self) -> dict[tuple[str, str], float]:
         """Changes of the loss by op and module."""
@@ -226,13 +238,14 @@ class TwoRuns:
             loss_change=change,
             share=share,
             inner=self.b.calls[own].inner,
-            runs_in=(_dtypes(self.a, other), _dtypes(self.b, own)),
+            runs_in=(self.a.runs_in(other), self.b.runs_in(own)),
             rules=("" if other < 0 else self.a.site(other).rule, site.rule),
             source=site.source,
             unmeasured=self._why_unmeasured(each, own),
             choices=self._choices[key[:3]] if flipped else 0,
             flipped=flipped,
             counterpart=self._counterpart(each[0], own),
+            decisions=("" if other < 0 else self.a.site(other).decision, site.decision),
         )
 
     def _counterpart(self, call: _core.ComparedCall, number: int) -> str:
@@ -278,7 +291,7 @@ class TwoRuns:
         return Difference(
             *(op, module, "backward" if backward else "forward", kind, calls, None, None, 0.0, 0.0),
             inner=self.a.calls[number].inner,
-            runs_in=(_dtypes(self.a, number), ""),
+            runs_in=(self.a.runs_in(number), ""),
             rules=(site.rule, ""),
             source=site.source,
             unmeasured="run b has no such call",
@@ -329,10 +342,6 @@ def _back(number: int, run: _Run, is_unmatched: Callable[[int], bool]) -> int:
         if not before:
             return number
         number = min(before)
-
-
-def _dtypes(run: _Run, number: int) -> str:
-    return "" if number < 0 else ", ".join(run.calls[number].dtypes)
 
 
 def _sizes(sizes: list[list[int]]) -> str:

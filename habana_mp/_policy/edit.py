@@ -80,7 +80,10 @@ def read_edit(edit: object) -> Edit:
         raise ValueError(f"{text!r} is not an edit of a policy: {problem}{end} {_ACCEPTED}")
     if entry.modules and title == "error":
         raise ValueError(f"{text!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS)}")
-    return Edit(entry.replaced(list=title), removed=not title)
+    entry = entry.replaced(list=title)
+    if problem := core.problem_of(entry):
+        raise ValueError(problem)
+    return Edit(entry, removed=not title)
 
 
 def edits_in(text: str) -> Iterator[tuple[int, str]]:

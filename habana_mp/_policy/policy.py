@@ -262,7 +262,7 @@ class Policy:
             strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
         Raises:
-            ValueError: a text is not an edit. For one of a file, the message begins with the file and the line.
+            ValueError: a text is not an edit, or its list cannot have the op. For one of a file, the message begins with the file and the line.
             TypeError: an edit is neither a string, nor an edit of a report, nor a path.
             OSError: a file cannot be read.
 

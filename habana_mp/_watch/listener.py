@@ -37,6 +37,7 @@ class Call(NamedTuple):
     policy: str
     decision: str
     rule: str
+    instead_of: str
     seconds: float
     dtypes: list[str]
     runs_in: list[str]

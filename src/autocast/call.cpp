@@ -114,7 +114,7 @@ bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
     return value.isTensor() ? value.toTensor() : at::Tensor();
   };
   const at::Tensor tensors[] = {at(input), at(weight), has_bias(op) ? at(bias) : at::Tensor()};
-  if (!tensors[0].defined() || !has_int8_kernel(tensors[0], tensors[1])) {
+  if (!tensors[0].defined() || !has_int8_kernel(tensors[0], tensors[1], tensors[2])) {
     round_arguments(op, decision);
     return false;
   }
@@ -152,11 +152,13 @@ void Call::round_arguments(Int8Op op, const Decision& decision) {
                     ". The weights are rounded to 8 bits, and the products run in ",
                     scalar_type(decision.to));
   }
-  slot(weight) = rounded_weight(op, numbers).to(numbers.scalar_type());
+  // They stay in the dtype that the casts after this are from, unless it holds less.
+  const at::ScalarType low = scalar_type(decision.to);
+  const auto kept = [low](at::ScalarType given) { return given == low ? low : at::kFloat; };
+  slot(weight) = rounded_weight(op, numbers).to(kept(numbers.scalar_type()));
   if (decision.cause != Cause::Int8 || !slot(input).isTensor()) return;
   const at::Tensor x = slot(input).toTensor();
-  slot(input) =
-      rounded_activations(op, x.to(scalar_type(decision.to)), numbers.dim()).to(x.scalar_type());
+  slot(input) = rounded_activations(op, x.to(low), numbers.dim()).to(kept(x.scalar_type()));
 }
 
 template <typename Stays>

@@ -3,6 +3,7 @@
 
 #include <ATen/core/function_schema.h>
 
+#include <string>
 #include <string_view>
 
 namespace habana_mp {
@@ -14,6 +15,12 @@ inline constexpr std::string_view kAten = "aten::";
 inline std::string_view without_aten(std::string_view op) {
   if (op.starts_with(kAten)) op.remove_prefix(kAten.size());
   return op;
+}
+
+// "conv2d.padding": without a dot where there is no overload.
+inline std::string overload_of(const c10::FunctionSchema& schema) {
+  std::string name(without_aten(schema.name()));
+  return schema.overload_name().empty() ? name : name + "." + schema.overload_name();
 }
 
 inline bool is_written(const c10::Argument& argument) {

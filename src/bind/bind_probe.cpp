@@ -37,7 +37,7 @@ using report::Site;
 template <>
 inline constexpr auto report::kFields<Site> =
     std::tuple{Field{"op", &Site::op}, Field{"module", &Site::module}, Field{"rule", &Site::rule},
-               Field{"source", &Site::source}};
+               Field{"source", &Site::source}, Field{"decision", &Site::outcome}};
 template <>
 inline constexpr auto report::kFields<Digest> = std::tuple{
     Field{"hash", &Digest::hash}, Field{"dtype", &Digest::dtype}, Field{"sizes", &Digest::sizes},
@@ -200,8 +200,10 @@ auto stopped(const py::list& returned, Stop stop) {
 
 void bind_recording(py::module_& module) {
   py::class_<Site> site(module, "Site");
-  for_each_field(report::kFields<Site>,
-                 [&](const auto& field) { site.def_readonly(field.name, field.member); });
+  for_each_field(report::kFields<Site>, [&](const auto& field) {
+    site.def_property_readonly(
+        field.name, [member = field.member](const Site& self) { return named(self.*member); });
+  });
   site.def_property_readonly("policy", [](const Site& self) {
     return self.policy == nullptr ? std::string() : self.policy->name();
   });

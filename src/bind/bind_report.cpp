@@ -153,8 +153,9 @@ py::dict of_site(const report::Site& site) {
   py::dict found = op_and_module(site);
   found["front_end"] = report::kFrontEndNames[static_cast<std::size_t>(site.front_end)];
   found["policy"] = site.policy == nullptr ? std::string() : site.policy->name();
-  found["decision"] = report::kOutcomeNames[static_cast<std::size_t>(site.outcome)];
+  found["decision"] = name_of(site.outcome);
   found["rule"] = site.rule;
+  found["instead_of"] = site.instead_of == Cause::None ? "" : cause_name(site.instead_of);
   return found;
 }
 

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "report/site.h"
 #include "report/values.h"
 
 namespace habana_mp {
@@ -37,6 +38,17 @@ inline c10::ScalarType scalar_type_named(const std::string& name) {
     if (name_of(type) == name) return type;
   }
   throw pybind11::value_error("no dtype of torch: " + name.substr(0, 40));
+}
+
+inline std::string name_of(report::Outcome outcome) {
+  return report::kOutcomeNames[static_cast<std::size_t>(outcome)];
+}
+
+inline report::Outcome outcome_named(const std::string& name) {
+  for (std::size_t i = 0; i < report::kOutcomeNames.size(); ++i) {
+    if (report::kOutcomeNames[i] == name) return static_cast<report::Outcome>(i);
+  }
+  throw pybind11::value_error("no decision: " + name.substr(0, 40));
 }
 
 template <typename T>
@@ -70,7 +82,7 @@ pybind11::object named(const T& value) {
     py::list list;
     for (const auto& each : value) list.append(named<kFinite>(each));
     return list;
-  } else if constexpr (std::is_same_v<T, c10::ScalarType>) {
+  } else if constexpr (std::is_same_v<T, c10::ScalarType> || std::is_same_v<T, report::Outcome>) {
     return py::str(name_of(value));
   } else if constexpr (std::is_enum_v<T>) {
     return py::int_(static_cast<int>(value));
@@ -93,6 +105,8 @@ void read_named(const pybind11::handle& from, T& value) {
     for (const py::handle& each : from) read_named(each, value.emplace_back());
   } else if constexpr (std::is_same_v<T, c10::ScalarType>) {
     value = scalar_type_named(from.cast<std::string>());
+  } else if constexpr (std::is_same_v<T, report::Outcome>) {
+    value = outcome_named(from.cast<std::string>());
   } else if constexpr (std::is_same_v<T, std::vector<float>>) {
     const auto bytes = from.cast<std::string>();
     value.resize(bytes.size() / sizeof(float));

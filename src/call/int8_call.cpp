@@ -166,6 +166,7 @@ Int8Op int8_op(std::string_view overload) {
 
 bool has_int8_weight(Int8Op op, const at::Tensor& input, const at::Tensor& weight, bool traced) {
   if (op == Int8Op::None || !weight.defined() || records_graph(weight)) return false;
+  if (input.layout() != at::kStrided || input.is_nested()) return false;  // without rows
   const Layout layout = int8_layout(op);
   if (!may_be_int8(weight, layout)) return false;
   if (layout == Layout::Int8Turned && (weight.dim() == 3) != is_batched(op)) return false;
@@ -173,8 +174,8 @@ bool has_int8_weight(Int8Op op, const at::Tensor& input, const at::Tensor& weigh
   return traced || is_model_weight(weight);
 }
 
-bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight) {
-  return is_plain(input) && is_plain(weight);
+bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  return is_plain(input) && is_plain(weight) && (!bias.defined() || is_plain(bias));
 }
 
 at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scalar& beta,

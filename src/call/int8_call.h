@@ -73,7 +73,7 @@ bool has_int8_weight(Int8Op op, const at::Tensor& input, const at::Tensor& weigh
 
 // Whether the kernels can compute with them: on the CPU, and nobody but torch itself looks on.
 // Other tensors are rounded, and torch multiplies them.
-bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight);
+bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias);
 
 struct Int8Operands {
   const at::Tensor& input;

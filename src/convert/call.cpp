@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -28,6 +29,7 @@
 #include "scope/casts_off.h"
 #include "scope/compound.h"
 #include "scope/construction.h"
+#include "scope/state.h"
 #include "weights/weight_cache.h"
 
 namespace py = pybind11;
@@ -203,6 +205,12 @@ bool any(const Arguments& arguments, bool (*is)(PyObject*)) {
   return false;
 }
 
+// Whether the dispatcher asks nobody on its device: torch has no autocast for meta.
+bool has_no_regions(PyObject* tensor) {
+  return std::ranges::find(autocast::kDevices, THPVariable_Unpack(tensor).device().type()) ==
+         autocast::kDevices.end();
+}
+
 // The weights of a call that torch gets as they are, to be looked up in 8 bits at the dispatcher.
 class PassedWeights {
  public:
@@ -243,7 +251,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (is_int8(rule.action)) {
     if (any(arguments, is_traced) && called_by_decomposition())
       return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-    if (!autocast::in_region()) {
+    if (!autocast::in_region() && !any(arguments, has_no_regions)) {
       if (only_torch_sees(arguments)) {
         const PassedWeights passed(arguments);
         return call_original(op, arguments, args, nargsf, kwnames);

@@ -80,6 +80,8 @@ struct Decision {
   DType to;
   Cause cause;
   std::uint8_t roles;  // role_bit()s of the arguments that the decision is about
+  // What the rule says and the weight of the call does not allow: the list in 8 bits (D56).
+  Cause instead_of = Cause::None;
 
   constexpr bool casts(const Arg& arg) const {
     return (roles & role_bit(arg.role)) != 0 && may_be_cast(arg.dtype) && arg.dtype != to;
@@ -92,13 +94,13 @@ inline constexpr Decision kLeftAlone{DType::Other, Cause::None, 0};
 
 constexpr bool is_int8(Cause cause) { return cause == Cause::WeightInt8 || cause == Cause::Int8; }
 
-namespace decide_detail {
-
 constexpr Cause cause_of_lower(Action action) {
   return action == Action::WeightInt8 ? Cause::WeightInt8
          : action == Action::Int8     ? Cause::Int8
                                       : Cause::Lower;
 }
+
+namespace decide_detail {
 
 // A set of dtypes for each role, in one word. Filled without a branch.
 template <std::size_t kRoles, std::size_t kDTypesOfRole>

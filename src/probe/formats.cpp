@@ -26,10 +26,7 @@ struct Given {
 };
 
 Given given_of(const MeasuredCall& context, at::ScalarType low) {
-  const auto& schema = context.op->handle.schema();
-  const std::string own(without_aten(schema.name()));
-  const std::string& overload = schema.overload_name();
-  const std::string name = overload.empty() ? own : own + "." + overload;
+  const std::string name = overload_of(context.op->handle.schema());
   const Int8Op op = int8_op(name);
   if (op == Int8Op::None) return {};
   const auto at = [&](std::uint8_t position) {
@@ -40,7 +37,7 @@ Given given_of(const MeasuredCall& context, at::ScalarType low) {
   Given given{op, name, at(places.input), at(places.weight),
               has_bias(op) ? at(places.bias) : at::Tensor()};
   if (!given.input.defined() || !has_int8_weight(op, given.input, given.weight, /*traced=*/false) ||
-      !has_int8_kernel(given.input, given.weight)) {
+      !has_int8_kernel(given.input, given.weight, given.bias)) {
     return {};
   }
   // A cast is counted for itself.

@@ -12,8 +12,10 @@
 #include <utility>
 
 #include "base/fork_safe_mutex.h"
+#include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "call/int8_call.h"
 #include "cast/by_memory.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
@@ -223,6 +225,16 @@ std::size_t add_candidate(const Thread& thread, Candidates Search::* kind, Nonfi
   return candidates.size();
 }
 
+// An op that is made of others is none of them in 8 bits: it is looked at itself.
+bool may_be_in_8_bits(const evidence::Op& op) {
+  return int8_op(overload_of(op.handle.schema())) != Int8Op::None;
+}
+
+bool is_in_8_bits(const CheckedCall& call) {
+  const report::Outcome outcome = site_at(call.site).outcome;
+  return outcome == report::Outcome::WeightInt8 || outcome == report::Outcome::Int8;
+}
+
 // Of a call that makes numbers which are not finite, or, where its result has none but those that
 // it is given, takes them in, unless another one has (`known`).
 Taint taken_or_made(const Thread& thread, const CheckedCall& call, const at::Tensor& result,
@@ -242,6 +254,7 @@ Taint taken_or_made(const Thread& thread, const CheckedCall& call, const at::Ten
   }
   made.from_constants = !before.any();
   before.add(numbers);
+  if (before.any() && is_in_8_bits(call)) before.nan = true;  // an infinity has no scale
   const bool makes = found.beyond(before);
   if (!makes && known.taker != 0) return known;
   made.inner = call.op->handle.schema().name();
@@ -278,7 +291,7 @@ void Finder::node_begins(const at::RecordFunction& node) {
 
 std::unique_ptr<watch::ProbedCall> Finder::begins(const Thread&, const at::RecordFunction& call) {
   const evidence::Op* op = evidence::op_of(call);
-  if (op == nullptr || op->composite || op->hands_on) return nullptr;
+  if (op == nullptr || op->hands_on || (op->composite && !may_be_in_8_bits(*op))) return nullptr;
   auto checked = std::make_unique<CheckedCall>();
   checked->op = op;
   const auto inputs = call.inputs();
@@ -296,6 +309,7 @@ std::unique_ptr<watch::ProbedCall> Finder::begins(const Thread&, const at::Recor
 
 void Finder::ends(const Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
   auto& checked = static_cast<CheckedCall&>(kept);
+  if (checked.op->composite && !is_in_8_bits(checked)) return;
   const std::string_view name = checked.op->handle.schema().name();
   const auto inputs = tensors_in(checked.arguments);
   // A number that leaves torch, and the loss.

@@ -63,6 +63,7 @@ struct Site {
   FrontEnd in_force = FrontEnd::None;   // that the policy is of
   Outcome outcome = Outcome::Unlisted;
   std::uint64_t place = 0;  // of the key
+  Cause instead_of = Cause::None;
 };
 
 // The same in numbers (base/name_numbers.h), to be looked up at every call.

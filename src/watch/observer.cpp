@@ -63,7 +63,8 @@ class ObservesCalls final : public listen::Observer {
       return Site{.policy = decided.texts.policy(),
                   .rule = decided.texts.rule(),
                   .source = source_here(),
-                  .in_force = decided.front_end};
+                  .in_force = decided.front_end,
+                  .instead_of = decided.decision.instead_of};
     });
     Frame frame{.kind = Frame::Kind::Decided, .hides = decided.hides, .epoch = thread.epoch};
     if (dispatched != nullptr) {

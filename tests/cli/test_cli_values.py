@@ -156,13 +156,17 @@ def test_a_script_that_fails_ends_as_it_does(here):
     [
         ("linear", "--edit edits.txt, line 1: 'linear' is not an edit of a policy: it begins with neither + nor -"),
         ("# why\n+linear", "linear"),
+        (
+            "+mm:int8\n+softmax:int8",
+            "--edit edits.txt, line 2: 'softmax' cannot be in the int8 list. Accepted are linear, ",
+        ),
         (b"+mm:fp32  # caf\xe9", "--edit edits.txt: 'utf-8' codec can't decode"),
         (
             None,
             "--edit edits.txt: No such file or directory. Accepted are '+op:list', '-op', and a file of them",
         ),
     ],
-    ids=["no edit", "no list", "no UTF-8", "no file"],
+    ids=["no edit", "no list", "refused by the list", "no UTF-8", "no file"],
 )
 def test_files_of_edits_that_are_wrong(text, said, here):
     if text is not None:

@@ -112,6 +112,39 @@ def delays(seed):
 assert delays(1) == delays(1) != delays(2)
 assert 0 < delays(1)[0] != delays(1)[1]
 """
+# Of all calls in 8 bits, which have no kernels there, the first one warns. Those that are none, as a weight is trained, say nothing.
+EIGHT_BITS = """
+import contextlib
+import warnings
+from torch import nn
+from habana_mp import hmp
+
+front_end = sys.argv[2]
+layer, x = nn.Linear(96, 64, device="late"), torch.randn(8, 96, device="late")
+table, rows = nn.Embedding(96, 64, device="late"), torch.zeros(8, dtype=torch.long, device="late")
+POLICIES = [hmp.Policy.from_ops(weight_int8=["linear", "embedding"]), hmp.Policy.from_ops(int8=["linear"])]
+
+def messages():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for policy in POLICIES:
+            if front_end == "convert":
+                hmp.convert(policy=policy)
+            with hmp.autocast("late", policy=policy) if front_end == "autocast" else contextlib.nullcontext():
+                for _ in range(2):
+                    layer(x)
+                    table(rows)
+            hmp.revert()
+    return [str(each.message).partition(" (Triggered")[0] for each in found]
+
+assert messages() == []
+with torch.no_grad():
+    assert messages() == [
+        "habana_mp: there are no products in 8 bits on late:0. The weights are rounded to 8 bits, and the products run in BFloat16"
+    ]
+    front_end = {"convert": "autocast", "autocast": "convert"}[front_end]
+    assert messages() == []
+"""
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +152,9 @@ def library(tmp_path_factory):
     return build(tmp_path_factory.mktemp("late"))
 
 
-def run(program, library):
+def run(program, library, *arguments):
     paths = {**os.environ, "PYTHONPATH": str(HERE)}
-    command = [sys.executable, "-c", START + program, library]
+    command = [sys.executable, "-c", START + program, library, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=paths)
 
 
@@ -134,6 +167,12 @@ def test_the_host_cannot_read_its_memory(library):
 def test_it_is_late(library):
     """By its seed."""
     done = run(LATE, library)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_8_bits_warn_once_in_a_process(library, front_end):
+    done = run(EIGHT_BITS, library, front_end)
     assert done.returncode == 0, done.stderr
 
 

@@ -119,6 +119,37 @@ def test_an_overflow_of_float16_has_an_edit_that_mends_it(op, front_end) -> None
     assert hmp.find_nonfinite(step(IN_FLOAT16.with_edits(found.edit))) is None
 
 
+# The sizes of a weight and the call, by the op of the list.
+IN_8_BITS = {
+    "linear": ((64, 64), lambda x, w: F.linear(x, w)),  # noqa: PLW0108 - found when it runs
+    "mm": ((64, 64), lambda x, w: x.mm(w)),
+    "matmul": ((64, 64), lambda x, w: x @ w),
+    "addmm": ((64, 64), lambda x, w: torch.addmm(torch.zeros(64), x, w)),
+    "bmm": ((1, 64, 64), lambda x, w: torch.bmm(x[None], w)),
+    "conv1d": ((64, 64, 1), lambda x, w: F.conv1d(x[..., None], w)),
+    "conv2d": ((64, 64, 1, 1), lambda x, w: F.conv2d(x[..., None, None], w)),
+}
+
+
+@pytest.mark.parametrize("op", IN_8_BITS)
+@pytest.mark.parametrize("title", ["weight_int8", "int8"])
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+@pytest.mark.parametrize("made", [True, False], ids=["too large for float16", "given"])
+def test_products_in_8_bits_are_looked_at_d56(op, title, front_end, made) -> None:
+    """They run no op of torch inside: the op behind them, or none, was named."""
+    sizes, call = IN_8_BITS[op]
+    weight = nn.Parameter(torch.full(sizes, 3000.0 if made else math.inf), requires_grad=False)
+    x = torch.ones(2, 64)
+    policy = hmp.Policy.load("hmp").with_low_dtype("float16").with_edits(f"+{op}:{title}")
+    if front_end == "convert":
+        hmp.convert(policy=policy)
+    with hmp.autocast("cpu", policy=policy) if front_end == "autocast" else contextlib.nullcontext():
+        found = hmp.find_nonfinite(lambda: call(x, weight).sum(dtype=torch.float32))
+    assert found is not None
+    assert (found.op, found.dtype, found.from_outside) == (op, "float16", not made)
+    assert found.edit == (f"+{op}:fp32" if made else None)
+
+
 @pytest.mark.parametrize("front_end", ["convert", "autocast"])
 def test_a_mask_that_the_low_dtype_does_not_hold(front_end) -> None:
     """finfo(float32).min is -inf in bfloat16, and a row that is all mask becomes NaN in a softmax, which is not to blame."""

@@ -21,7 +21,11 @@ from habana_mp._ranks import check
 
 pytestmark = pytest.mark.xdist_group("ranks_policies")
 
-EDITED = Policy.load("hmp").with_edits("+softmax:lower", "-mm")
+# What rank 1 has otherwise than preset hmp, and how that is told.
+EDITS = {
+    "lists": (("+softmax:lower", "-mm"), ["mm: lower -> rest", "softmax: fp32 -> lower"]),
+    "8 bits": (("+linear:int8", "+bmm:weight_int8"), ["bmm: lower -> weight_int8", "linear: lower -> int8"]),
+}
 PLACES = {
     "ddp": (lambda: DistributedDataParallel(nn.Linear(2, 2)), "DistributedDataParallel"),
     "mesh": (lambda: init_device_mesh("cpu", (WORLD,)), "a DeviceMesh"),
@@ -30,8 +34,7 @@ PLACES = {
 DIFFERENT = """the ranks have different policies at {place}:
   rank 0: 'hmp', hash [0-9a-f]{{16}}
   rank 1: 'hmp\\+edits', hash [0-9a-f]{{16}}
-    mm: lower -> rest
-    softmax: fp32 -> lower"""
+{lines}"""
 NOT_CONVERTED = """the ranks have different policies at {place}:
   rank 0: 'hmp', hash [0-9a-f]{{16}}
   rank 1: none, hmp.convert was not called"""
@@ -54,11 +57,15 @@ def raised(work):
 def different(rank):
     """Each place in turn; afterwards ranks that agree again go on."""
     results = {}
-    for name, (make, _) in PLACES.items():
-        hmp.convert(policy="hmp" if rank == 0 else EDITED)
-        results[name] = raised(make)
-        hmp.convert(policy=EDITED)
-        results[f"{name}, same"] = raised(make)
+    for edits, (names, _) in EDITS.items():
+        edited = Policy.load("hmp").with_edits(*names)
+        for place, (make, _) in PLACES.items():
+            hmp.convert(policy="hmp" if rank == 0 else edited)
+            results[f"{edits} at {place}"] = raised(make)
+            hmp.convert(policy=edited)
+            results[f"{edits} at {place}, same"] = raised(make)
+    formats = (Policy.from_ops(weight_int8=["linear"]), Policy.from_ops(int8=["linear"]))
+    results["formats"] = raised(lambda: hmp.check_ranks(formats[rank]))
     results["given"] = raised(lambda: hmp.check_ranks(Policy.load("hmp" if rank == 0 else "hmp-o1")))
     twice = Policy.from_ops(lower=["div", "true_divide"])
     results["written"] = raised(lambda: hmp.check_ranks(twice if rank == 0 else Policy.from_ops(lower=["div"])))
@@ -147,12 +154,23 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_different_policies_are_reported_on_every_rank(results, place):
+@pytest.mark.parametrize("edits", EDITS)
+def test_different_policies_are_reported_on_every_rank(results, edits, place):
+    lines = "\n".join(f"    {line}" for line in EDITS[edits][1])
+    expected = DIFFERENT.format(place=re.escape(PLACES[place][1]), lines=re.escape(lines))
     for rank in range(WORLD):
-        assert re.fullmatch(DIFFERENT.format(place=re.escape(PLACES[place][1])), results["different"][rank][place])
+        assert re.fullmatch(expected, results["different"][rank][f"{edits} at {place}"])
 
 
-@pytest.mark.parametrize("what", [*(f"{place}, same" for place in PLACES), "renamed", "none", "of another group"])
+def test_a_weight_in_8_bits_beside_activations_in_them(results):
+    for rank in range(WORLD):
+        assert results["different"][rank]["formats"].endswith("\n    linear: weight_int8 -> int8")
+
+
+SAME = [f"{edits} at {place}, same" for edits in EDITS for place in PLACES]
+
+
+@pytest.mark.parametrize("what", [*SAME, "renamed", "none", "of another group"])
 def test_ranks_that_agree_go_on(results, what):
     assert [results["different"][rank][what] for rank in range(WORLD)] == [None, None]
 

@@ -47,7 +47,7 @@ def under(front_end, function, policy="hmp"):
             function()
             hmp.revert()
         else:
-            with hmp.autocast("cpu", policy=hmp.Policy.load(policy)):
+            with hmp.autocast("cpu", policy=hmp.Policy.load(policy) if isinstance(policy, str) else policy):
                 function()
     return report
 
@@ -113,6 +113,38 @@ def test_a_row_tells_what_autocast_did(case):
     row = Table(under("autocast", lambda: [call() for _ in range(2)])).of(op)
     assert (row["decision"], row["calls"], counts(row)) == (decision, 2, {way: 2 * n for way, n in casts.items()})
     assert (row["runs_in"], row["rule"], row["policy"]) == (runs_in, rule, "hmp")
+
+
+# A call, its decision, and the casts of three such calls. "8 bits": the list itself.
+TO_INT8 = ("float32", "int8")
+FROZEN = nn.Linear(96, 64).requires_grad_(False)
+FLOAT8 = nn.Parameter(torch.randn(64, 96).to(torch.float8_e4m3fn), requires_grad=False)
+TRAINED, TRAINED_BIAS = nn.Linear(96, 64), nn.Linear(96, 64)
+TRAINED_BIAS.weight.requires_grad_(False)
+ROWS = torch.randn(8, 96)
+EIGHT_BITS = {
+    "trained": (lambda: TRAINED(ROWS), "lower", {TO_LOW: 9}),
+    "trained, no_grad": (torch.no_grad()(lambda: TRAINED(ROWS)), "8 bits", {TO_LOW: 3, TO_INT8: 3}),
+    "trained, inference mode": (torch.inference_mode()(lambda: TRAINED(ROWS)), "8 bits", {TO_LOW: 3, TO_INT8: 3}),
+    "frozen": (lambda: FROZEN(ROWS), "8 bits", {TO_LOW: 3, TO_INT8: 3}),
+    "frozen, trained bias": (lambda: TRAINED_BIAS(ROWS), "8 bits", {TO_LOW: 3, TO_INT8: 3}),
+    "two activations": (lambda: F.linear(ROWS, FROZEN.weight * 1), "lower", {TO_LOW: 6}),
+    "weight in float8": (lambda: F.linear(ROWS, FLOAT8), "lower", {TO_LOW: 3, ("float8", "bfloat16"): 3}),
+    "float64": (lambda: F.linear(ROWS.double(), TRAINED.weight.double()), "left alone", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+@pytest.mark.parametrize("title", ["weight_int8", "int8"])
+@pytest.mark.parametrize("case", EIGHT_BITS)
+def test_a_row_tells_which_calls_were_in_8_bits(case, title, front_end, empty_cache):
+    call, decision, casts = EIGHT_BITS[case]
+    policy = hmp.Policy.from_ops(**{title: ["linear"]})
+    row = Table(under(front_end, lambda: [call() for _ in range(3)], policy)).of("linear")
+    decision = title if decision == "8 bits" else decision
+    assert (row["decision"], row["calls"], counts(row)) == (decision, 3, casts)
+    assert [cast["cached"] for cast in row["casts"] if cast["to"] == "int8"] == [2] * (decision == title)
+    assert (row["rule"], row["front_end"]) == (f"{title}: linear, custom", front_end)
 
 
 @pytest.mark.parametrize("front_end", ["convert", "autocast"])

@@ -90,6 +90,7 @@ def row(op: str, module: str = "", **changes: Any) -> dict[str, Any]:
         "decision": decision,
         "rule": rule,
         "source": "train.py:31",
+        "instead_of": "",
         "place": 0,
         "calls": 1,
         "seconds": 0.001,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from habana_mp._report.data.base import Decision
+
 _Count = Annotated[int, Meta(ge=0)]
 _Call = Annotated[int, Meta(ge=-2)]  # a call by its number; -1 is none, -2 a cast of what no call made
 _Text = Annotated[str, Meta(max_length=1 << 16)]
@@ -41,6 +43,7 @@ class Site(_Row):
     module: _Text
     rule: _Text
     source: _Text
+    decision: Decision
 
 
 class Argument(_Row):

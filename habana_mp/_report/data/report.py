@@ -66,6 +66,10 @@ class Row(Data, frozen=True, kw_only=True):
     decision: Annotated[Decision, "What happened to the calls: the rule, or the reason why no rule decided."]
     rule: Annotated[str, 'The rule, and the line of the list that sets it; "" without one.']
     source: Annotated[str, Adds.FIRST, "The first line of your code that made such a call."]
+    instead_of: Annotated[
+        Literal["", "weight_int8", "int8"],
+        "Where the list names the op, and its calls ran as those of the lower list, weight_int8 or int8.",
+    ] = ""
     place: Annotated[
         Count,
         Adds.KEY,

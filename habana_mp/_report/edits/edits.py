@@ -241,12 +241,15 @@ def _by_module(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
 
 def _cost(effect: Effect, step: float, of: str = "a step") -> str:
     """``costs about 4 % of a step, 12 casts more``."""
-    verb = "costs" if effect.seconds > 0 else "saves"
     casts = (
         f"{counted(abs(effect.casts), 'cast')} {'more' if effect.casts > 0 else 'fewer'}"
         if effect.casts
         else "no cast more"
     )
-    if not is_measurable(effect.seconds, step):
-        return f"costs no time{' that can be measured' if effect.seconds else ''}, {casts}"
-    return f"{verb} about {share(abs(effect.seconds), step)} of {of}, {casts}"
+    if is_measurable(effect.seconds, step):
+        time = f"{'costs' if effect.seconds > 0 else 'saves'} about {share(abs(effect.seconds), step)} of {of}"
+    elif -step < effect.seconds < 0:
+        time = "saves less time than can be measured"
+    else:
+        time = f"costs no time{' that can be measured' if effect.seconds else ''}"
+    return f"{time}, {casts}"

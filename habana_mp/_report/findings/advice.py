@@ -12,6 +12,7 @@ from habana_mp._report.edits.edits import Edit, edits
 from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.beginning import Beginning, beginning
 from habana_mp._report.findings.unknown import ON_THREAD, is_outside, may_flip, no_edit
+from habana_mp._report.formats import FORMATS
 from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 
@@ -34,7 +35,7 @@ def with_advice(report: Report) -> Report:
 
 
 def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[Advice]:
-    """At most five lines: what no row has, of compiled code and of forked processes, or has no values, of other threads; ops that lose numbers; ops that a conversion missed, and ranks that cast
+    """At most five lines: what no row has, of compiled code and of forked processes, or has no values, of other threads; ops that lose numbers; ops that a conversion missed, or that did not run in the 8 bits of their list, and ranks that cast
     otherwise than others, which are mistakes; edits for accuracy, all of those to take together if they fit; then what costs most. How many casts
     an op has is no advice: the tables have it.
 
@@ -47,7 +48,14 @@ def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[A
     )
     worth = [line for seconds, line in costs if seconds >= _WORTH * whole]
     lost = [of_edit(each) for each in found if each.lost]
-    mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *_of_choices(report)]
+    mistakes = [
+        *lost,
+        *_of_missed(report),
+        *_of_not_in_8_bits(report),
+        *_of_uneven(report),
+        *_of_absorbed(report),
+        *_of_choices(report),
+    ]
     taken = len(mistakes) + len(head.edits) - len(lost) if head else 0  # its first edits are those of ``lost``
     room = _MOST - min(_MOST_COSTS, len(worth))
     first = [*mistakes, *_of_errors(report, found)][: max(room, taken if taken <= _MOST else 0)]
@@ -122,6 +130,18 @@ def _of_choices(report: Report) -> Iterator[Advice]:
 
 def _place(row: Row) -> str:
     return f"{row.op} in {row.module}" if row.module else row.op
+
+
+def _of_not_in_8_bits(report: Report) -> Iterator[Advice]:
+    """Of ops that no call ran so: where frozen layers did, those that are trained beside them are meant to run otherwise."""
+    ran = {row.op for row in report.rows if row.decision in FORMATS}
+    rows = [row for row in report.rows if row.instead_of and row.op not in ran]
+    for group in grouped(rows, lambda row: (row.op, row.instead_of)):
+        yield Advice(
+            f"{group[0].op} ran as in the lower list, and {group[0].instead_of} names it: its weight requires a gradient, or is none that 8 bits are for",
+            f"{counted(sum(row.calls for row in group), 'call')}; inference runs under torch.no_grad(), frozen weights have requires_grad_(False)"
+            + _at(row.module for row in group),
+        )
 
 
 def _of_missed(report: Report) -> Iterator[Advice]:

@@ -121,8 +121,6 @@ def _of_edits(path: str, text: str) -> list[Finding]:
         except ValueError as error:
             found.append(Finding(path, line, str(error)))
             continue
-        if why := core.problem_of(entry):
-            found.append(Finding(path, line, why))
         entries.append(entry.replaced(list="", file=path, line=line))
     return _first([*found, *_of_names(entries)])
 

@@ -19,6 +19,16 @@ def test_a_file_of_edits(tmp_path) -> None:
     [
         ("+sum:fp32\n+sum fp32\n", ValueError, r"delta.txt, line 2: '\+sum fp32' is not an edit of a policy"),
         ("linear\n", ValueError, "delta.txt, line 1: 'linear' is not an edit of a policy: it begins with neither"),
+        (
+            "+linear:int8\n+softmax:int8\n",
+            ValueError,
+            r"delta.txt, line 2: 'softmax' cannot be in the int8 list. Accepted are",
+        ),
+        (
+            "\n+embedding in wte:int8  # why\n",
+            ValueError,
+            "delta.txt, line 2: 'embedding in wte' cannot be in the int8 list",
+        ),
         (None, OSError, "delta.txt"),
     ],
 )

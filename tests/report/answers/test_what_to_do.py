@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import fake_reports
 import pytest
 import torch
@@ -213,3 +215,33 @@ def test_elsewhere_nothing_invites(policy):
 def test_in_a_region_nothing_invites():
     with hmp.autocast("cpu", policy="hmp"):
         assert invitation(trained(values=False)._data()) == ""
+
+
+@pytest.mark.parametrize("title", ["weight_int8", "int8"])
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+@pytest.mark.parametrize(
+    ("base", "head", "grad", "said"),
+    [
+        pytest.param(True, True, True, True, id="trained"),
+        pytest.param(True, True, False, False, id="no_grad"),
+        pytest.param(False, True, True, False, id="trained beside a frozen one"),
+        pytest.param(False, False, True, False, id="frozen"),
+    ],
+)
+def test_a_list_in_8_bits_that_no_call_followed_is_said_with_the_way_out_d56(base, head, grad, said, front_end, title):
+    net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
+    net[0].requires_grad_(base)
+    net[1].requires_grad_(head)
+    policy = hmp.Policy.load("hmp").with_edits(f"+linear:{title}")
+    if front_end == "convert":
+        hmp.convert(policy=policy)
+    region = hmp.autocast("cpu", policy=policy) if front_end == "autocast" else contextlib.nullcontext()
+    with hmp.report() as report, region, torch.set_grad_enabled(grad):
+        net(torch.randn(2, 16))
+    rows = report.to_dict()["rows"]
+    ran = {(row["decision"], row["instead_of"]) for row in rows if row["op"] == "linear"}
+    trained = {("lower", title)} if grad and head else set()
+    assert ran == trained | ({(title, "")} if not (base and grad) else set())
+    lines = [each["text"] for each in report.to_dict()["advice"] if "the lower list" in each["text"]]
+    expected = f"linear ran as in the lower list, and {title} names it: its weight requires a gradient, or is none that 8 bits are for"
+    assert lines == [expected] * said

@@ -251,4 +251,4 @@ def test_time_is_compared_with_inference(wide, low) -> None:
         own = [each for row in rows if row["op"] == edit.op for each in row["values"]["formats"]]
         saved = sum(each["seconds"] - each["lower_seconds"] for each in own if each["format"] == name)
         assert edit.op == "embedding" or edit.seconds == pytest.approx(saved, abs=1e-6)
-        assert "of a step of inference" in str(edit) or "costs no time" in str(edit)
+        assert any(text in str(edit) for text in ("of a step of inference", "costs no time", "saves less time"))

@@ -1,5 +1,7 @@
 """Products, convolutions and embeddings in 8 bits (D56): the numbers of docs/int8.md, by both front ends, with and without the weight cache."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -277,6 +279,123 @@ class TestCache:
         assert torch.equal(found, int8(x, layer.weight, layer.bias, torch.bfloat16).detach())
 
 
+# The op, the sizes of its weight, and a call with 8 x 96 numbers and a bias of 64.
+CALLS = {
+    "linear": ("linear", (64, 96), lambda x, w, b: F.linear(x, w, b)),  # noqa: PLW0108
+    "mm": ("mm", (96, 64), lambda x, w, _: x.mm(w)),
+    "matmul": ("matmul", (96, 64), lambda x, w, _: x[None] @ w),
+    "addmm": ("addmm", (96, 64), lambda x, w, b: torch.addmm(b, x, w)),
+    "bmm": ("bmm", (2, 96, 64), lambda x, w, _: torch.bmm(torch.stack([x, x]), w)),
+    "baddbmm": ("baddbmm", (1, 96, 64), lambda x, w, b: torch.baddbmm(b, x[None], w)),
+    "conv1d": ("conv1d", (64, 8, 3), lambda x, w, b: F.conv1d(x[None], w, b)),
+    "conv2d": ("conv2d", (64, 4, 3, 3), lambda x, w, b: F.conv2d(x.reshape(2, 4, 8, 12), w, b)),
+}
+TABLES = {"embedding": ("embedding", (100, 40), lambda x, w, _: F.embedding(torch.arange(8), w))}
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+def lists_and_calls(of_tables=()):
+    """Those of tables in ``weight_int8`` alone."""
+    names = {"weight_int8": [*CALLS, *of_tables], "int8": [*CALLS]}
+    every = {**CALLS, **TABLES}
+    return [pytest.param(title, *every[name], id=f"{title}-{name}") for title in LISTS for name in names[title]]
+
+
+def frozen(numbers):
+    return nn.Parameter(numbers, requires_grad=False)
+
+
+def rows_of(report, op):
+    return [(row.decision, row.calls, row.casts) for row in report.rows if row.op == op]
+
+
+class TestWeightsInOtherDtypes:
+    """What runs as without a policy, and what as in the lower list. None has a copy in 8 bits."""
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128], ids=str)
+    @pytest.mark.parametrize(("title", "op", "sizes", "call"), lists_and_calls(TABLES))
+    def test_float64_and_complex_are_left_alone(self, title, op, sizes, call, dtype, front_end):
+        weight, x, bias = (
+            frozen(torch.randn(sizes, dtype=dtype)),
+            torch.randn(8, 96, dtype=dtype),
+            torch.randn(64).to(dtype),
+        )
+        expected = call(x, weight, bias)
+        with hmp.report() as report:
+            found = run(front_end, policy_of(title, op), lambda: call(x, weight, bias))
+        assert found.dtype is dtype
+        assert torch.equal(found, expected)
+        assert rows_of(report, op) == [("left alone", 2, 0)]
+        assert hmp.cache.info().entries == 0
+
+    @pytest.mark.parametrize("title", LISTS)
+    def test_a_conjugate_is_left_alone(self, title, front_end):
+        weight = frozen(torch.randn(64, 96, dtype=torch.complex64).conj())
+        x = torch.randn(8, 96, dtype=torch.complex64).conj()
+        expected = F.linear(x, weight)
+        assert torch.equal(run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight)), expected)
+
+    @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+    @pytest.mark.parametrize(
+        "dtypes",
+        [
+            (torch.float32, torch.complex64, torch.float32),
+            (torch.complex64, torch.float32, torch.float32),
+            (torch.float32, torch.float32, torch.complex64),
+            (torch.complex64, torch.complex64, torch.float32),
+            (torch.complex64, torch.complex128, torch.complex64),
+            (torch.complex32, torch.complex32, torch.complex32),
+            (torch.float64, torch.float32, torch.float32),
+            (torch.float32, torch.float32, torch.float64),
+        ],
+        ids=lambda dtypes: ", ".join(str(each).partition(".")[2] for each in dtypes),
+    )
+    @pytest.mark.parametrize("title", LISTS)
+    def test_dtypes_that_torch_refuses(self, title, dtypes, front_end):
+        """With the error that it has without a policy."""
+        of_x, of_weight, of_bias = dtypes
+        weight = frozen(torch.randn(64, 96).to(of_weight))
+        x, bias = torch.randn(8, 96).to(of_x), torch.randn(64).to(of_bias)
+        with pytest.raises(RuntimeError) as own:
+            F.linear(x, weight, bias)
+        with pytest.raises(RuntimeError) as found:
+            run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight, bias))
+        assert str(found.value) == str(own.value)
+
+    @pytest.mark.parametrize(("title", "op", "sizes", "call"), lists_and_calls())
+    def test_float8_runs_as_lower(self, title, op, sizes, call, front_end):
+        weight, x, bias = frozen(torch.randn(sizes).to(FLOAT8[0])), torch.randn(8, 96), torch.randn(64)
+        expected = call(*(each.to(torch.bfloat16) for each in (x, weight, bias)))
+        with hmp.report() as report:
+            found = run(front_end, policy_of(title, op), lambda: call(x, weight, bias))
+        assert torch.equal(found, expected)
+        with_bias = op in ("linear", "addmm", "baddbmm", "conv1d", "conv2d")
+        assert rows_of(report, op) == [("lower", 2, 2 * (3 if with_bias else 2))]
+        assert hmp.cache.info().entries == 0
+
+    @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+    @pytest.mark.parametrize("of_x", [torch.float32, torch.bfloat16, FLOAT8[0]], ids=str)
+    @pytest.mark.parametrize("title", LISTS)
+    def test_formats_of_float8(self, title, of_x, dtype, front_end):
+        weight, x = frozen(torch.randn(64, 96).to(dtype)), torch.randn(8, 96).to(of_x)
+        found = run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight))
+        assert torch.equal(found, F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16)))
+
+    def test_a_table_in_float8_is_left_alone(self, front_end):
+        """It stays in its memory (D49)."""
+        weight, indices = frozen(torch.randn(100, 40).to(FLOAT8[0])), torch.tensor([[3, 99], [0, 3]])
+        with torch.no_grad(), hmp.report() as report:
+            if front_end == "autocast":
+                with hmp.autocast("cpu", policy=policy_of("weight_int8", "embedding")):
+                    found = F.embedding(indices, weight)
+            else:
+                hmp.convert(policy=policy_of("weight_int8", "embedding"))
+                found = F.embedding(indices, weight)
+        assert found.dtype is FLOAT8[0]
+        assert torch.equal(found.view(torch.uint8), weight.view(torch.uint8)[indices])
+        assert rows_of(report, "embedding") == [("left alone", 1, 0)]
+
+
 class TestOtherTensors:
     @pytest.mark.parametrize("title", LISTS)
     def test_vmap(self, title):
@@ -289,10 +408,18 @@ class TestOtherTensors:
         with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("lower", "linear")):
             assert not torch.equal(found, torch.func.vmap(layer)(x))
 
-    def test_meta(self):
-        layer = nn.Linear(96, 64, device="meta")
-        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("int8", "linear")):
-            assert layer(torch.randn(8, 96, device="meta")).shape == (8, 64)
+    @pytest.mark.parametrize("title", LISTS)
+    @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+    def test_meta(self, title, grad, front_end):
+        """As under the lower list: convert casts there, a region does not, as in torch."""
+        layer, x = nn.Linear(96, 64, device="meta"), torch.randn(8, 96, device="meta")
+        policy = policy_of(title, "linear")
+        if front_end == "convert":
+            hmp.convert(policy=policy)
+        region = hmp.autocast("cpu", policy=policy) if front_end == "autocast" else contextlib.nullcontext()
+        with torch.set_grad_enabled(grad), region:
+            found = layer(x)
+        assert (found.shape, found.dtype) == ((8, 64), torch.bfloat16 if front_end == "convert" else torch.float32)
 
     @pytest.mark.parametrize("title", LISTS)
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn], ids=str)
@@ -301,13 +428,30 @@ class TestOtherTensors:
         found = run(front_end, policy_of(title, "linear"), lambda: layer(x))
         assert torch.equal(found, LISTS[title](x.float(), layer.weight, layer.bias, torch.bfloat16).detach())
 
-    def test_float64_is_left_alone(self, front_end):
-        layer, x = nn.Linear(96, 64).double(), torch.randn(8, 96).double()
-        with torch.no_grad():
-            expected = layer(x)
-        policy = policy_of("int8", "linear")
-        with torch.no_grad(), hmp.autocast("cpu", policy=policy):
-            assert torch.equal(layer(x), expected)
+    @pytest.mark.parametrize("title", LISTS)
+    @pytest.mark.parametrize("dtype", [torch.float16, *FLOAT8], ids=str)
+    def test_a_bias_in_another_dtype(self, title, dtype, front_end):
+        """Its numbers as they are, in float32."""
+        weight, x, bias = frozen(torch.randn(64, 96)), few_bits(8, 96), torch.randn(64).to(dtype)
+        found = run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight, bias))
+        assert torch.equal(found, LISTS[title](x, weight, bias, torch.bfloat16))
+
+    @pytest.mark.parametrize("title", LISTS)
+    @pytest.mark.parametrize("which", ["input", "weight"])
+    def test_a_negative_bit(self, title, which, front_end):
+        """Memory whose numbers count with the other sign: rounded, and multiplied by torch in the low dtype."""
+        x, weight, bias = few_bits(8, 96), torch.randn(64, 96), torch.randn(64)
+        negative = {name: torch.complex(each, -each).conj().imag for name, each in (("input", x), ("weight", weight))}
+        held = {"input": x, "weight": weight, which: negative[which]}
+        assert held[which].is_neg()
+        (numbers, scales), own = rounded(weight), frozen(held["weight"])
+        left = x
+        if title == "int8":
+            of_x, scales_of_x = rounded(x)
+            left = of_x.float() * scales_of_x[:, None]
+        expected = F.linear(*(each.to(torch.bfloat16) for each in (left, numbers.float() * scales[:, None], bias)))
+        found = run(front_end, policy_of(title, "linear"), lambda: F.linear(held["input"], own, bias))
+        assert torch.equal(found, expected)
 
     @pytest.mark.parametrize("freed", [False, True], ids=["shrunk", "freed"])
     def test_a_weight_whose_memory_is_not_there(self, freed, front_end):
@@ -339,3 +483,49 @@ class TestOtherTensors:
         layer = nn.Linear(96, 64)
         with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied|size mismatch|at least 1D|both arguments"):
             run(front_end, policy_of("int8", "linear"), lambda: layer(torch.randn(sizes)))
+
+    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+    @pytest.mark.parametrize(
+        ("op", "make"),
+        [
+            ("mm", lambda x: x.to_sparse()),
+            ("mm", lambda x: x.to_sparse_csr()),
+            ("linear", lambda x: torch.nested.nested_tensor([x, x])),
+            ("linear", lambda x: x.to_mkldnn()),
+        ],
+        ids=["sparse", "CSR", "nested", "oneDNN"],
+    )
+    def test_inputs_in_other_layouts_run_as_lower(self, op, make, front_end):
+        weight, x = frozen(torch.randn((96, 64) if op == "mm" else (64, 96))), make(few_bits(8, 96))
+        call = {"mm": lambda: torch.mm(x, weight), "linear": lambda: F.linear(x, weight)}[op]
+        found = []
+        for title in ("lower", "int8"):
+            with torch.no_grad():
+                if front_end == "autocast":
+                    with hmp.autocast("cpu", policy=policy_of(title, op)):
+                        found.append(call())
+                else:
+                    hmp.convert(policy=policy_of(title, op))
+                    found.append(call())
+                    hmp.revert()
+        lower, own = (each.to_padded_tensor(0.0) if each.is_nested else each.to_dense() for each in found)
+        assert torch.equal(own, lower)
+
+    @pytest.mark.parametrize("title", LISTS)
+    def test_a_bias_with_a_negative_bit(self, title, front_end):
+        weight, x, bias = frozen(torch.randn(64, 96)), few_bits(8, 96), torch.randn(64)
+        negative = torch.complex(-bias, -bias).conj().imag
+        found = run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight, negative))
+        assert not torch.equal(found, F.linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16()))
+        expected = LISTS[title](x, weight, bias, torch.bfloat16).float()
+        assert (found.float() - expected).norm() < 2**-7 * expected.norm()
+
+    @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
+    @pytest.mark.parametrize("title", LISTS)
+    def test_vmap_of_other_low_dtypes(self, title, dtypes):
+        """No number is rounded to bfloat16 where the low dtype is float16."""
+        x, weight = torch.randn(1, 8, 96).to(dtypes[0]), frozen(torch.randn(64, 96).to(dtypes[1]))
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of(title, "linear", low=torch.float16)):
+            found = torch.func.vmap(lambda x: F.linear(x, weight))(x)[0].float()
+        expected = LISTS[title](x[0], weight, None, torch.float16).float()
+        assert (found - expected).norm() < 6e-4 * expected.norm()

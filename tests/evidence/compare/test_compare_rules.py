@@ -1,0 +1,93 @@
+"""hmp.compare: the rules and the lists that differ between two policies, as the first lines and the table have them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import hmp
+
+BALANCED = hmp.Policy.load("balanced")
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)).requires_grad_(False)
+
+
+def compared(model: nn.Module, a: hmp.Policy | None, b: hmp.Policy) -> hmp.Comparison:
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    return hmp.compare(lambda: model(x), a, b)
+
+
+# The edits of run b; the rules that differ; what ran in other dtypes or lists.
+EDITS = {
+    "8 bits in a module": (["+linear in 2:int8"], "linear in Sequential: 2 lower / int8", {"2": "bfloat16 / int8"}),
+    "weights in a module": (["+linear in 2:weight_int8"], "linear in Sequential: 2 lower / weight_int8", {"2": "bfloat16 / weight_int8"}),
+    "float32 in a module": (["+linear in 2:fp32"], "linear in Sequential: 2 lower / fp32", {"2": "bfloat16 / float32"}),
+    "float32 in some": (
+        ["+linear in *:fp32"],
+        "linear in Sequential: * lower / fp32",
+        {"0": "bfloat16 / float32", "1": "bfloat16 / float32", "2": "bfloat16 / float32"},
+    ),
+    "from no list in a module": (["+gelu in 1:fp32"], "gelu in Sequential: 1 unlisted / fp32", {"1": "bfloat16 / float32"}),
+    "everywhere": (["+linear:int8"], "linear lower / int8", {"0": "bfloat16 / int8", "2": "bfloat16 / int8"}),
+    "everywhere but in a module": (
+        ["+linear:int8", "+linear in 2:weight_int8"],
+        "linear lower / int8, linear in Sequential: 2 lower / weight_int8",
+        {"0": "bfloat16 / int8", "2": "bfloat16 / weight_int8"},
+    ),
+    "nothing that this step has": (["+conv2d in 2:int8", "+softmax:fp32"], "no op with other numbers has another rule", {}),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*names no module")
+@pytest.mark.parametrize(("edits", "rules", "ran"), EDITS.values(), ids=EDITS)
+def test_the_rules_that_differ(edits, rules, ran) -> None:
+    found = compared(layers(), BALANCED, BALANCED.with_edits(*edits))
+    assert str(found).splitlines()[2] == f"a / b: {rules}"
+    rows = [row for row in found.rows if row.kind == "precision"]
+    assert {row.module.removeprefix("Sequential: "): " / ".join(row.runs_in) for row in rows} == ran
+    table = str(found).partition("op  ")[2]
+    assert all(text in table for text in ran.values())
+
+
+@pytest.mark.parametrize("title", ["int8", "weight_int8"])
+@pytest.mark.parametrize(
+    ("model", "op"), [(nn.Linear(64, 8, bias=False), "linear"), (Product(), "matmul")], ids=["linear", "matmul"]
+)
+class TestOneOp:
+    def test_a_trained_weight_is_not_in_8_bits(self, model, op, title) -> None:
+        found = compared(model.requires_grad_(True), None, BALANCED.with_edits(f"+{op}:{title}"))
+        assert found.first.runs_in == ("float32", "bfloat16")
+
+    def test_a_frozen_weight_is(self, model, op, title) -> None:
+        eight = BALANCED.with_edits(f"+{op}:{title}")
+        model.requires_grad_(False)
+        assert compared(model, None, eight).first.runs_in == ("float32", title)
+        assert compared(model, eight, BALANCED).first.runs_in == (title, "bfloat16")
+
+    def test_recorded_runs(self, model, op, title, tmp_path) -> None:
+        x = torch.randn(2, 64)
+        policies = BALANCED, BALANCED.with_edits(f"+{op}:{title}")
+        for name, policy in zip("ab", policies, strict=True):
+            with torch.no_grad(), hmp.autocast("cpu", policy=policy), hmp.record(tmp_path / f"{name}.rec"):
+                model(x)
+        found = hmp.compare(tmp_path / "a.rec", tmp_path / "b.rec")
+        assert found.first.runs_in == ("bfloat16", title)
+
+
+def test_the_two_lists_for_8_bits_are_two_precisions() -> None:
+    found = compared(layers(), BALANCED.with_edits("+linear:int8"), BALANCED.with_edits("+linear:weight_int8"))
+    assert (found.first.kind, found.first.runs_in) == ("precision", ("int8", "weight_int8"))
+    assert found.first.module == "Sequential: 0"

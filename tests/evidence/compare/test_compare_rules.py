@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from int8_numbers import Product
 from torch import nn
 
 from habana_mp import hmp
 
 BALANCED = hmp.Policy.load("balanced")
-
-
-class Product(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(64, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight
 
 
 def layers() -> nn.Sequential:

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from habana_mp import hmp
 
 SMALLEST = torch.finfo(torch.float32).tiny
+
+
+class Product(nn.Module):
+    """A matmul with a weight of its own, in no layer of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
 
 
 def rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

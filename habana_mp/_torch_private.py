@@ -105,16 +105,10 @@ FASTPATH = Feature(
 )
 # The kernel of an op of ours, called with tensors that stand for others while their mode looks on; and its arguments.
 WEIGHT_OPS = Feature(
-    "torch.compile raises for convolutions of images with their channels last",
+    "torch.compile raises for convolutions of images with their channels last, and programs for ONNX keep our ops",
     run_at="torch._ops:OpOverload()._op_dk",
     kernel="torch._C:DispatchKey.CompositeExplicitAutograd",
     schema="torch._ops:OpOverload()._schema",
-)
-# Not torch's own table of decompositions: with CI set in the environment, Inductor refuses an op that is in it.
-ONNX = "torch.onnx._internal.exporter._decomp"
-ONNX_DECOMPOSITIONS = Feature(
-    "torch.onnx exports no program that takes weights from the cache",
-    table=f"{ONNX}:create_onnx_friendly_decomposition_table",
 )
 # Where torch recomputes; the other form is a public class. From 2.15 on the older name only calls the newer one, which torch's own
 # callers call themselves. The one that recomputes is a generator.

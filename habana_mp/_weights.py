@@ -13,7 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import habana_mp._core as _core
 from habana_mp import _torch_private as private
-from habana_mp._scope.after_import import after_import
 from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._show.warning import warn
 from habana_mp.cache.looks import look_again
@@ -131,52 +130,40 @@ lock = fork_lock()
 _hooks: list[Any] = []
 
 
-@functools.cache
-def _take_apart_for_onnx() -> None:
-    """ONNX knows nothing of our ops for weights: torch.onnx takes each apart into casts and the op of aten."""
-    if not private.ONNX_DECOMPOSITIONS.works:
-        return
-    original = private.ONNX_DECOMPOSITIONS.table
+def _know_ops() -> None:
+    """Has compilers and exports know what our ops are by their kernels, which run on what stands for tensors: torch knows each op inside.
 
-    @functools.wraps(original)
-    def with_ours(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
-        ours = {getattr(torch.ops.habana_mp, name).default: _taken_apart(name) for name in _core.WEIGHT_OPS}
-        return {**original(*args, **kwargs), **ours}
-
-    setattr(*private.ONNX_DECOMPOSITIONS.place("table"), with_ours)
-
-
-def _know_layouts() -> None:
-    """Has compilers find the strides of what our ops return. torch would run their kernels on tensors without a device, for which its
-    convolutions have other strides than on the CPU. Here they run on what stands for the tensors: torch knows the strides of each op inside.
+    Compilers find the strides of results. (torch would run the kernels on tensors without a device, for which its convolutions have other
+    strides than on the CPU.) Programs whose ops are decomposed, as those for ONNX are, get casts or roundings to 8 bits, and ops of aten.
     """
     if not private.WEIGHT_OPS.works:
         return
-    kernel = private.WEIGHT_OPS.kernel
+    kernels = {}
     for name in _core.WEIGHT_OPS:
-        run_at = private.WEIGHT_OPS.of(getattr(torch.ops.habana_mp, name).default, "run_at", None)
+        op = getattr(torch.ops.habana_mp, name).default
+        run_at = private.WEIGHT_OPS.of(op, "run_at", None)
         if run_at is None:
             return
-        torch.library.register_fake(f"habana_mp::{name}", functools.partial(run_at, kernel))
+        kernels[op] = functools.partial(run_at, private.WEIGHT_OPS.kernel)
+        torch.library.register_fake(f"habana_mp::{name}", kernels[op])
+    # The public function alone: what Inductor reads has none of ours, which it would refuse in a process of CI.
+    torchs_table, run = torch.export.default_decompositions, torch.export.ExportedProgram.run_decompositions
+
+    @functools.wraps(torchs_table)
+    def default_decompositions() -> torch.export.CustomDecompTable:
+        table = torchs_table()
+        table.update(kernels)  # type: ignore[no-untyped-call]
+        return table
+
+    @functools.wraps(run)
+    def run_decompositions(program: Any, decomp_table: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return run(program, default_decompositions() if decomp_table is None else decomp_table, *args, **kwargs)
+
+    torch.export.default_decompositions = default_decompositions
+    torch.export.ExportedProgram.run_decompositions = run_decompositions  # type: ignore[method-assign]
 
 
-_know_layouts()
-
-
-def _taken_apart(name: str) -> Callable[..., torch.Tensor]:
-    product = getattr(torch.ops.aten, name)
-
-    def casts_and_product(*args: Any, weight_dtype: torch.dtype, int8: str, cached: bool) -> torch.Tensor:  # noqa: ARG001
-        if int8:
-            raise RuntimeError(
-                f"torch.onnx.export cannot have {name} in {int8}: export under a policy without ops in 8 bits"
-            )
-        result: torch.Tensor = product(
-            *(arg.to(weight_dtype) if isinstance(arg, torch.Tensor) else arg for arg in args)
-        )
-        return result
-
-    return casts_and_product
+_know_ops()
 
 
 def is_open() -> bool:
@@ -185,7 +172,6 @@ def is_open() -> bool:
 
 def open_cache(settings: Asked) -> None:
     """Called by ``convert``, and for the first region of autocast; with the lock."""
-    after_import(private.ONNX, _take_apart_for_onnx)
     _core.set_packing(settings.packing)
     _core.set_cache_limit(settings.limit)
     if not _hooks:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, INDUCTOR, ONNX, VERSION
+from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, INDUCTOR, VERSION
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -31,9 +31,8 @@ WHAT_STAYS = (
         change
         for by in ("convert", "autocast")
         for change in (
-            Change(f"{ONNX}.create_onnx_friendly_decomposition_table", by, "knows what our ops for weights are made of; programs may hold these ops"),
             Change("torch._inductor.compile_fx.compile_fx", by, "asks the policies how to round; without one it calls torch's own"),
-            Change("sys.meta_path", by, "one finder for each of these two modules, until it is imported"),
+            Change("sys.meta_path", by, "one finder, until that module is imported"),
             Change("torch._library.utils.handle_dispatch_mode", by, f"{_THREADS}; outside of regions and compound ops it calls torch's own"),
         )
     ),
@@ -47,6 +46,8 @@ WHAT_STAYS = (
     ),
     Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
     Change("torch.library", "import", "has the fake kernels of our ops for weights; graphs may hold these ops"),
+    Change("torch.export.default_decompositions", "import", "knows what our ops for weights are made of; programs may hold these ops"),
+    Change("torch.export.exported_program.ExportedProgram.run_decompositions", "import", "as the table above, which it takes where it is given none"),
     Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
     Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),
     Change("steps of optimizers", "convert", "of a class whose first optimizer was made under a conversion: they switch casts off where none are on"),
@@ -148,7 +149,6 @@ OF_TORCH = {
 }
 REGION = "with hmp.autocast('cpu'):\n    run()"
 DYNAMO = "import torch._dynamo"
-EXPORTER = f"import {ONNX}"
 COMPILER = f"import {INDUCTOR}"
 
 
@@ -189,9 +189,7 @@ def test_nothing_else_of_torch_stays_changed(case: str) -> None:
 
 def test_what_is_said_to_stay_does() -> None:
     """Every entry of the list is still changed, apart from those that are in no namespace."""
-    found = changed(
-        f"{DYNAMO}\n{EXPORTER}\n{COMPILER}", "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}"
-    )
+    found = changed(f"{DYNAMO}\n{COMPILER}", "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}")
     names = named("import", "convert", "autocast") - {"the dispatcher", "sys.meta_path", "steps of optimizers"}
     # Of these two the object stays, and what it holds changes.
     names -= {"torch.autograd.graph.Node", "torch._ops._higher_order_ops"}
@@ -199,7 +197,7 @@ def test_what_is_said_to_stay_does() -> None:
     assert {name for name in names if not any(each == name or each.startswith(f"{name}.") for each in found)} == set()
 
 
-def test_finders_wait_for_dynamo_inductor_and_the_exporter_of_onnx() -> None:
+def test_finders_wait_for_dynamo_and_inductor() -> None:
     program = f"""
 import sys
 from habana_mp import hmp
@@ -211,12 +209,9 @@ print(finders())
 print(finders())
 {COMPILER}
 print(finders())
-{EXPORTER}
-print(finders())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines() == [
-        "['_Finder', '_Finder', '_Finder']",
         "['_Finder', '_Finder']",
         "['_Finder']",
         "[]",

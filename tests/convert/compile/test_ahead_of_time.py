@@ -22,8 +22,8 @@ from habana_mp import hmp
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 SIZE = 128
 FRONT_ENDS = {
-    "convert": lambda: hmp.convert() and contextlib.nullcontext(),
-    "autocast": lambda: hmp.autocast("cpu"),
+    "convert": lambda policy="hmp": hmp.convert(policy=policy) and contextlib.nullcontext(),
+    "autocast": lambda policy=None: hmp.autocast("cpu", policy=policy),
 }
 front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
 
@@ -77,6 +77,44 @@ def test_an_exported_program_elsewhere(front_end, mode, tmp_path):
     else:
         assert "failed to resolve torch.ops.habana_mp.linear.default" in done.stderr
         assert "Please import the custom op" in done.stderr
+
+
+LISTS = ("lower", "weight_int8", "int8")
+NUMBERS = """
+import sys, torch
+for path in sys.argv[1:]:
+    program = torch.export.load(path).module()
+    x, exact, limit = torch.load(path + ".results")
+    error = ((program(x).float() - exact).norm() / exact.norm()).item()
+    assert limit / 2 < error < limit * 1.25, (path, error, limit)
+assert "habana_mp" not in sys.modules
+"""
+
+
+@front_ends
+@pytest.mark.parametrize("mode", [torch.no_grad, contextlib.nullcontext], ids=["no_grad", "frozen"])
+def test_a_decomposed_program_needs_no_habana_mp(front_end, mode, tmp_path):
+    """Casts, or roundings to 8 bits, and ops of torch take the place of each op of ours. Errors are near those of uncompiled code."""
+    model, x, paths = linears().requires_grad_(False), batch(), []
+    with torch.no_grad():
+        exact = model(x)
+    for title in LISTS:
+        path = tmp_path / f"{title}.pt2"
+        with front_end(hmp.Policy.from_ops(**{title: ["linear"]})), mode():
+            error = ((model(x).float() - exact).norm() / exact.norm()).item()
+            program = torch.export.export(model, (x,))
+        hmp.revert()
+        assert "habana_mp.linear" in str(program.graph)
+        decomposed = program.run_decompositions()
+        table = torch.export.default_decompositions()
+        assert str(program.run_decompositions(table).graph) == str(decomposed.graph)
+        assert "habana_mp" not in str(decomposed.graph)
+        assert "habana_mp.linear" in str(program.run_decompositions({}).graph)
+        torch.export.save(decomposed, path)
+        torch.save((x, exact, error), f"{path}.results")
+        paths.append(path)
+    done = run_python(NUMBERS, *paths)
+    assert done.returncode == 0, done.stderr
 
 
 # AOTInductor

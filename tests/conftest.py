@@ -25,6 +25,7 @@ autocast/test_autocast_agreement
 autocast/test_autocast_compile
 autocast/test_autocast_process
 benchmarks/test_quick_runs
+benchmarks/test_trained
 cast/test_memory
 cli/test_cli_compare
 cli/test_cli_gaudi

@@ -88,6 +88,6 @@ def _outputs(found: Any, what: str) -> dict[str, torch.Tensor]:
     if not named:
         raise ValueError(
             f"no tensor in {what} has a graph: it was made under torch.no_grad or torch.inference_mode, was detached, or "
-            "nothing that it came from requires a gradient"
+            "nothing that it came from requires a gradient, such as integers and weights in 8 bits"
         )
     return named

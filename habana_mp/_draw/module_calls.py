@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
+from habana_mp._autocast.devices import devices
 from habana_mp._autocast.regions import region_policy
 from habana_mp._compiled.rounding import uncompiled
 from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._report.formats import FORMATS
 from habana_mp._scope import in_force
+from habana_mp._scope.disable_casts import casts_off
 from habana_mp._torch_private import DRAW
 from habana_mp._watch.listener import Call as ListenedCall
 from habana_mp._watch.listener import CallListener
@@ -164,7 +166,9 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _rule_of(call: ListenedCall) -> str:
-    """The line that decided a call, with what became of one for 8 bits whose weight needs a gradient."""
+    """The line that decided a call, with what became of one for 8 bits whose weight needs a gradient; "" where casts were off."""
+    if call.decision == "off":
+        return ""
     rule = call.rule.replace(OWN_FILES, "")
     return f"{call.decision} instead of {rule}" if call.instead_of else rule
 
@@ -193,13 +197,17 @@ def _weights_with_gradients(
         yield frozen, give_gradients
     finally:
         for weight in weights:
+            if not weight.is_leaf:  # written to by the model, with what has a graph
+                weight.detach_()
             weight.requires_grad = id(weight) in trained
 
 
 def _dims_in_8_bits(module: torch.nn.Module) -> set[int]:
     """How many dimensions those weights have that the policy in force may run in 8 bits in a module."""
-    policy = region_policy()[0] or in_force.policy
-    if policy is None:
+    region, _ = region_policy()
+    policy = region or in_force.policy
+    torch_decides = region is None and any(map(torch.is_autocast_enabled, devices()))
+    if policy is None or torch_decides or casts_off():
         return set()
     ops = {
         entry.base

@@ -191,9 +191,10 @@ class Comparison(Short, Document):
         return f"{a} and {b}, {found}{others}"
 
     def differing_ops(self) -> dict[str, tuple[str, str]]:
-        """Return the ops of ``rows`` whose rules differ between the policies of run a and run b, with both rules.
+        """Return the ops of ``rows`` that the policies of run a and run b decided otherwise, with both decisions.
 
-        Where a name is limited to modules, its key has the modules: "linear in Net: layers.*.mlp".
+        Where the names of the lists do not say so, as they are limited to modules, or as weights in some modules cannot be in 8 bits, the key has
+        the modules: "linear in Net: layers.*.mlp".
         """
         if self.policy_diff is None:
             return {}

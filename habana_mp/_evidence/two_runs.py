@@ -21,7 +21,7 @@ from habana_mp._report.numbers import UNMEASURED
 from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import counted
 
-_Key = tuple[str, str, bool, str]  # op, module, backward, kind
+_Key = tuple[str, str, bool, str, tuple[str, str]]  # op, module, backward, kind, lists for 8 bits in a and b
 _ONLY_A = "only in a"
 _JOINS = ("aten::cat", "aten::stack")  # they promote dtypes, and else only move numbers
 
@@ -52,16 +52,14 @@ class _Run:
         op = site.op or call.inner.removeprefix("aten::")
         return _Site(op, site.module, site.rule.replace(OWN_FILES, ""), site.source, site.decision)
 
-    def key(self, number: int, kind: str) -> _Key:
-        site = self.site(number)
-        return site.op, site.module, self.calls[number].backward, kind
+    def in_8_bits(self, number: int) -> str:
+        """The list of a call in 8 bits; "" of others."""
+        decision = self.site(number).decision if number >= 0 else ""
+        return decision if decision in FORMATS else ""
 
     def runs_in(self, number: int) -> str:
         """The dtypes of a call, or the list of one in 8 bits."""
-        if number < 0:
-            return ""
-        decision = self.site(number).decision
-        return decision if decision in FORMATS else ", ".join(self.calls[number].dtypes)
+        return self.in_8_bits(number) or (", ".join(self.calls[number].dtypes) if number >= 0 else "")
 
 
 _NOT_SEEN = "it has tensors whose numbers cannot be read (subclasses, quantized ones)"
@@ -200,16 +198,19 @@ class TwoRuns:
             rows[key] = self._row(key, numbers, change, abs(change) / whole if whole > 0 else 0.0)
         for number, call in enumerate(self.a.calls):
             if call.inner and number not in self._known and call.outer < 0:
-                key = self.a.key(number, _ONLY_A)
+                key = self._key_of_a(number)
                 calls = rows[key].calls + 1 if key in rows else 1
                 rows[key] = self._row_of_a(key, number, calls)
         return rows
 
     def _key(self, number: int) -> _Key:
-        kind, other = self._compared[number].kind, self._compared[number].match
-        if kind == "result" and {self.a.runs_in(other), self.b.runs_in(number)} == {*FORMATS}:
-            kind = "precision"  # the core knows the dtypes alone
-        return self.b.key(number, kind)
+        site, found = self.b.site(number), self._compared[number]
+        lists = self.a.in_8_bits(found.match), self.b.in_8_bits(number)
+        return site.op, site.module, self.b.calls[number].backward, found.kind, lists
+
+    def _key_of_a(self, number: int) -> _Key:
+        site = self.a.site(number)
+        return site.op, site.module, self.a.calls[number].backward, _ONLY_A, (self.a.in_8_bits(number), "")
 
     def _by_place(self) -> dict[tuple[str, str], float]:
         """Changes of the loss by op and module."""
@@ -222,7 +223,7 @@ class TwoRuns:
         return changes
 
     def _row(self, key: _Key, numbers: list[int], change: float, share: float) -> Difference:
-        op, module, backward, kind = key
+        op, module, backward, kind, _ = key
         each = [self._compared[number] for number in numbers]
         own, other = numbers[0], each[0].match
         site = self.b.site(own)
@@ -286,7 +287,7 @@ class TwoRuns:
         return _NOT_AGAIN if call.seen else _NOT_SEEN
 
     def _row_of_a(self, key: _Key, number: int, calls: int) -> Difference:
-        op, module, backward, kind = key
+        op, module, backward, kind, _ = key
         site = self.a.site(number)
         return Difference(
             *(op, module, "backward" if backward else "forward", kind, calls, None, None, 0.0, 0.0),
@@ -309,7 +310,7 @@ class TwoRuns:
                 if given.maker >= 0 and self._makes(self.b, given.maker, self._is_unmatched):
                     return rows[self._key(_back(given.maker, self.b, self._is_unmatched))]
                 if given.first_maker >= 0 and self._makes(self.a, given.first_maker, self._is_unknown):
-                    return rows[self.a.key(_back(given.first_maker, self.a, self._is_unknown), _ONLY_A)]
+                    return rows[self._key_of_a(_back(given.first_maker, self.a, self._is_unknown))]
             row = rows[self._key(number)]
             if each.kind != "passed on":
                 return row

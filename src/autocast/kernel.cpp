@@ -145,13 +145,11 @@ bool are_ordinary(const Call& call) {
 void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
   Rule rule = plan.op.rule;
-  const bool refused = is_int8(rule.action) && !call.has_int8_weight(op.int8);
-  if (refused) rule.action = Action::Lower;
+  if (is_int8(rule.action) && !call.has_int8_weight(op.int8)) rule.action = Action::Lower;
   Decision decision =
       op.norm ? decide_norm(norm_call(op, plan, call), [&] { return are_ordinary(call); })
               : decide(rule, call.described(), call.explicit_dtype());
-  if (refused && decision.cause == Cause::Lower)
-    decision.instead_of = cause_of_lower(plan.op.rule.action);
+  decision.instead_of = instead_of(plan.op.rule.action, decision.cause);
   const bool int8 = is_int8(decision.cause);
   const bool casting = decision.cause != Cause::None && (int8 || call.any_to_cast(decision));
   listen::WatchedCall watched;

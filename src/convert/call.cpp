@@ -262,10 +262,11 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     }
     rule.action = Action::Lower;
   }
-  const Decision decision =
+  Decision decision =
       op.form.norm && arguments.size() > 0
           ? decide_norm(norm_call(op, arguments), [&] { return are_ordinary(arguments); })
           : decide(rule, arguments.described(), arguments.explicit_dtype());
+  decision.instead_of = instead_of(op.rule.action, decision.cause);
   const auto [casting, traced] = to_cast(arguments, decision);
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);

@@ -100,6 +100,11 @@ constexpr Cause cause_of_lower(Action action) {
                                       : Cause::Lower;
 }
 
+// What a decision took the place of, where an op in `listed` was decided as one of lower.
+constexpr Cause instead_of(Action listed, Cause decided) {
+  return is_int8(listed) && decided == Cause::Lower ? cause_of_lower(listed) : Cause::None;
+}
+
 namespace decide_detail {
 
 // A set of dtypes for each role, in one word. Filled without a branch.

@@ -14,6 +14,7 @@
 #include "evidence/numbers.h"
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
+#include "probe/formats.h"
 #include "probe/inherited_errors.h"
 #include "probe/measures.h"
 #include "probe/parts.h"
@@ -179,7 +180,7 @@ void Comparer::wait(Off off) {
 // How far the call is from itself as the first run ran it, on what it was given here. Where it
 // cannot run again, what it differs by is made here if it was given the same.
 double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& results,
-                         ComparedCall& compared) {
+                         const Recording& first, ComparedCall& compared) {
   const bool kept = !running.match->others.empty() || running.match->arguments.empty();
   // It ran in another process.
   if (compared.difference == Difference::Given && !kept) return compared.made;
@@ -189,9 +190,14 @@ double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& r
   compared.why = evidence::why_not_again(*running.op, arguments);
   if (compared.why == Unmeasured::None && !fits_first(running)) compared.why = Unmeasured::Sizes;
   if (compared.why != Unmeasured::Sizes && evidence::may_rerun(*running.op, arguments)) {
-    const auto other = evidence::rerun(*running.op, arguments, [&](const at::Tensor& argument) {
+    const auto as_first_ran = [&](const at::Tensor& argument) {
       return running.reference(argument, running.given(argument));
-    });
+    };
+    const report::Outcome outcome = first.sites[running.match->site].outcome;
+    const auto other = report::is_int8(outcome) && !running.match->results.empty()
+                           ? rerun_in_8_bits(*running.op, arguments, as_first_ran, outcome,
+                                             dtype_of_type(running.match->results.front().dtype))
+                           : evidence::rerun(*running.op, arguments, as_first_ran);
     if (other) pairs = evidence::compared(results, *other);
     if (!other) compared.why = Unmeasured::Kernel;
   }
@@ -240,14 +246,14 @@ void Comparer::ended(RunningCall& running, const std::vector<c10::IValue>& resul
       found.difference == Difference::Given || found.difference == Difference::Precision;
   const bool inherits = found.difference == Difference::PassedOn && shadowed;
   if (made) {
-    found.made = made_by(running, results, found);
+    found.made = made_by(running, results, *first, found);
     const std::lock_guard guard(mutex_);
     ComparedCall* own = pairing_ ? pairing_->compared(running.number) : nullptr;
     if (own == nullptr) return;
     own->made = own->rerun = found.made;
     own->why = found.why;
   } else if (inherits) {
-    made_by(running, results, found);  // for what it inherits
+    made_by(running, results, *first, found);  // for what it inherits
   }
 }
 

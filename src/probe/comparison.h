@@ -42,7 +42,7 @@ class Comparer final : public Recorder {
   void ended(RunningCall& running, const std::vector<c10::IValue>& results) override;
   bool records_insides() const override { return false; }
   double made_by(RunningCall& running, const std::vector<c10::IValue>& results,
-                 ComparedCall& compared);
+                 const Recording& first, ComparedCall& compared);
   void wait(Off off);
 
   std::optional<Pairing> pairing_;  // with the lock, as all here

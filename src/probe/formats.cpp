@@ -25,13 +25,14 @@ struct Given {
   at::Tensor input, weight, bias;
 };
 
-Given given_of(const MeasuredCall& context, at::ScalarType low) {
-  const std::string name = overload_of(context.op->handle.schema());
+Given given_of(const evidence::Op& called, c10::ArrayRef<c10::IValue> arguments,
+               const evidence::Change& as_given, DType low) {
+  const std::string name = overload_of(called.handle.schema());
   const Int8Op op = int8_op(name);
   if (op == Int8Op::None) return {};
   const auto at = [&](std::uint8_t position) {
-    const c10::IValue& value = context.arguments[position];
-    return value.isTensor() ? context.given(value.toTensor()) : at::Tensor();
+    const c10::IValue& value = arguments[position];
+    return value.isTensor() ? as_given(value.toTensor()) : at::Tensor();
   };
   const Int8Places places = places_of(op);
   Given given{op, name, at(places.input), at(places.weight),
@@ -41,8 +42,16 @@ Given given_of(const MeasuredCall& context, at::ScalarType low) {
     return {};
   }
   // A cast is counted for itself.
-  if (may_be_cast(dtype_of(given.input))) given.input = given.input.detach().to(low);
+  if (may_be_cast(dtype_of(given.input))) given.input = given.input.detach().to(scalar_type(low));
   return given;
+}
+
+// The copy of the weight is made anew, and none is kept.
+at::Tensor run(const Given& given, c10::ArrayRef<c10::IValue> arguments, bool activations,
+               DType low, const at::Tensor& copy) {
+  return int8_result(given.op,
+                     {given.input, given.weight, given.bias, low, activations, std::nullopt, copy},
+                     arguments);
 }
 
 struct Timed {
@@ -101,7 +110,9 @@ void measure_formats(const MeasuredCall& context, const std::vector<evidence::Co
   if (measure.formats == 0 || wanted.size() != 1) return;
   const at::Tensor& result = wanted.front().result;
   try {
-    const Given given = given_of(context, scalar_type(measure.low));
+    const Given given = given_of(
+        *context.op, context.arguments,
+        [&](const at::Tensor& argument) { return context.given(argument); }, measure.low);
     if (given.op == Int8Op::None) return;
     const std::string_view name = without_aten(context.op->handle.schema().name());
     const at::Tensor full = evidence::in_float32(wanted.front().other).detach();
@@ -112,12 +123,8 @@ void measure_formats(const MeasuredCall& context, const std::vector<evidence::Co
       const bool accepted = std::ranges::count(int8_ops(report::kFormats[i]), name) != 0;
       if ((measure.formats >> i & 1) == 0 || !accepted) continue;
       const bool activations = report::kFormats[i] == Action::Int8;
-      const auto [found, ns] = timed([&] {
-        return int8_result(
-            given.op,
-            {given.input, given.weight, given.bias, measure.low, activations, std::nullopt, copy},
-            context.arguments);
-      });
+      const auto [found, ns] =
+          timed([&] { return run(given, context.arguments, activations, measure.low, copy); });
       if (!found.defined() || found.sizes() != full.sizes()) continue;
       evidence::Difference difference;
       at::Tensor* off = result.requires_grad() ? &difference.numbers : nullptr;
@@ -131,6 +138,23 @@ void measure_formats(const MeasuredCall& context, const std::vector<evidence::Co
                          .format = i});
     }
   } catch (const std::exception&) {  // the op would raise: such as a weight whose memory is gone
+  }
+}
+
+std::optional<torch::jit::Stack> rerun_in_8_bits(const evidence::Op& op,
+                                                 c10::ArrayRef<c10::IValue> arguments,
+                                                 const evidence::Change& given,
+                                                 report::Outcome outcome, DType low) {
+  if (!may_be_low(low)) return std::nullopt;  // a file may say anything
+  try {
+    const Given call = given_of(op, arguments, given, low);
+    if (call.op == Int8Op::None) return std::nullopt;
+    const at::Tensor copy = rounded_to_int8(call.weight, int8_layout(call.op));
+    const at::Tensor found = run(call, arguments, outcome == report::Outcome::Int8, low, copy);
+    if (!found.defined()) return std::nullopt;
+    return torch::jit::Stack{found};
+  } catch (const std::exception&) {
+    return std::nullopt;
   }
 }
 

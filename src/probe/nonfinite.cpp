@@ -230,10 +230,7 @@ bool may_be_in_8_bits(const evidence::Op& op) {
   return int8_op(overload_of(op.handle.schema())) != Int8Op::None;
 }
 
-bool is_in_8_bits(const CheckedCall& call) {
-  const report::Outcome outcome = site_at(call.site).outcome;
-  return outcome == report::Outcome::WeightInt8 || outcome == report::Outcome::Int8;
-}
+bool is_in_8_bits(const CheckedCall& call) { return report::is_int8(site_at(call.site).outcome); }
 
 // Of a call that makes numbers which are not finite, or, where its result has none but those that
 // it is given, takes them in, unless another one has (`known`).

@@ -17,14 +17,6 @@ using report::ModulePath;
 constexpr std::size_t kMostCandidates = 64;  // that a call is compared with
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
-bool same_dtypes(const RecordedCall& a, const RecordedCall& b) {
-  const auto same = [](const RecordedArgument& x, const RecordedArgument& y) {
-    return x.ran == y.ran;
-  };
-  return std::equal(a.arguments.begin(), a.arguments.end(), b.arguments.begin(), b.arguments.end(),
-                    same);
-}
-
 bool same_results(const RecordedCall& a, const RecordedCall& b) {
   return std::equal(a.results.begin(), a.results.end(), b.results.begin(), b.results.end(),
                     [](const auto& x, const auto& y) { return x.hash == y.hash; });
@@ -140,6 +132,14 @@ bool Pairing::same_argument(const RecordedArgument& first, const RecordedArgumen
          maker->total <= terms_.tolerance;
 }
 
+bool Pairing::same_precision(const RecordedCall& first, const RecordedCall& second) const {
+  const report::Outcome a = first_->sites[first.site].outcome;
+  const report::Outcome b = second_outcomes_.at(second.site);
+  if (a != b && (report::is_int8(a) || report::is_int8(b))) return false;
+  return std::ranges::equal(first.arguments, second.arguments, {}, &RecordedArgument::ran,
+                            &RecordedArgument::ran);
+}
+
 // Below zero where the two have nothing in common but their op and place.
 int Pairing::likeness(const RecordedCall& call, const RecordedCall& candidate,
                       bool in_module) const {
@@ -206,6 +206,7 @@ bool Pairing::is_inside(std::int64_t number, const RecordedCall& call) {
 ComparedCall& Pairing::pair(std::int64_t number, const RecordedCall& call,
                             const report::Site& site) {
   second_roots_.emplace(ModulePath(site.module).root);
+  second_outcomes_.emplace(call.site, site.outcome);
   ComparedCall compared;
   compared.match = match_of(call, site.module);
   if (compared.match == kNoCall) {
@@ -273,7 +274,7 @@ void Pairing::classify(ComparedCall& compared, const RecordedCall& call) const {
   } else if (whole && call.constants != there.constants) {
     compared.difference = Difference::Given;
     compared.made = compared.same_inputs ? compared.total : kUnknown;
-  } else if (same_op && !same_dtypes(there, call)) {
+  } else if (same_op && !same_precision(there, call)) {
     compared.difference = Difference::Precision;
     compared.made = compared.same_inputs ? compared.total : compared.rerun;
   } else if (compared.same_inputs) {

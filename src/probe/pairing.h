@@ -20,7 +20,7 @@ namespace habana_mp::probe {
 enum class Difference : std::uint8_t {
   None,
   PassedOn,   // by what it was given: none is made here
-  Precision,  // it ran in another dtype
+  Precision,  // it ran in another dtype, or in another list for 8 bits
   Given,      // a weight, an input or a constant, which no call has made, is another one
   Result,     // from the same, in the same dtypes
   Unmatched,  // the first run has no such call
@@ -105,6 +105,7 @@ class Pairing {
   int likeness(const RecordedCall& call, const RecordedCall& candidate, bool in_module) const;
   bool may_be_root(std::string_view own, std::string_view other) const;
   bool same_makers(std::int64_t first, std::int64_t second, const ComparedCall** found) const;
+  bool same_precision(const RecordedCall& first, const RecordedCall& second) const;
   bool same_argument(const RecordedArgument& first, const RecordedArgument& second) const;
   std::int64_t outermost_of_first(std::int64_t call) const;
   std::int64_t outermost_of_second(std::int64_t call) const;
@@ -115,6 +116,7 @@ class Pairing {
   std::set<std::string, std::less<>> roots_, second_roots_;
   std::vector<bool> taken_;
   std::map<std::int64_t, ComparedCall> compared_;
+  std::map<report::SiteId, report::Outcome> second_outcomes_;
   std::map<std::int64_t, std::int64_t> outer_;  // of calls of the second run inside of others
 };
 

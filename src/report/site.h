@@ -52,6 +52,10 @@ static_assert(outcome_of(Cause::None) == Outcome::LeftAlone &&
               outcome_of(Cause::NoLowKernel) == Outcome::NoLowKernel &&
               outcome_of(Cause::Int8) == Outcome::Int8);
 
+constexpr bool is_int8(Outcome outcome) {
+  return outcome == Outcome::WeightInt8 || outcome == Outcome::Int8;
+}
+
 // Equal sites have one id, from 1 on, while a report is open.
 struct Site {
   std::string op{};

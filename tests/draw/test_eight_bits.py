@@ -134,6 +134,52 @@ def test_a_tied_weight_is_frozen_where_it_runs_in_8_bits() -> None:
     assert rules(drawing)["2"] == "int8: linear"
 
 
+class Kept(nn.Module):
+    """Writes what it was given into a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Parameter(torch.zeros(4, 8))
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last.copy_(x)
+        return self.norm(self.linear(x))
+
+
+def test_weights_are_as_before_where_the_model_writes_to_one() -> None:
+    """They were left with gradients: the one that is written to is no leaf, and refused its flag."""
+    model = Kept().requires_grad_(False)
+    with hmp.autocast("cpu", policy=policy("int8", "linear")):
+        hmp.draw(model, torch.randn(4, 8))
+    assert {(weight.requires_grad, weight.is_leaf) for weight in model.parameters()} == {(False, True)}
+
+
+REGIONS = {
+    "disable_casts": (hmp.disable_casts, "convert", None),
+    "disable_casts in a region": (hmp.disable_casts, "autocast", None),
+    "torch.autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "convert", "lower instead of int8: linear"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*autocast")
+@pytest.mark.parametrize(("region", "front_end", "rule"), REGIONS.values(), ids=REGIONS)
+def test_where_nothing_runs_in_8_bits_frozen_weights_are_in_the_picture(region, front_end, rule) -> None:
+    eight = policy("int8", "linear")
+    around = converted(policy=eight) if front_end == "convert" else hmp.autocast("cpu", policy=eight)
+    with around, region():
+        drawing = hmp.draw(nn.Linear(8, 4).requires_grad_(False), torch.randn(2, 8))
+    assert found(drawing, "parameter") == {"weight", "bias"}
+    assert rules(drawing) == ({"": rule} if rule else {})
+
+
+def test_a_model_of_integers_in_8_bits_alone_says_why_there_is_no_graph() -> None:
+    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 4, bias=False)).requires_grad_(False)
+    eight = hmp.Policy.load("balanced").with_edits("+linear:int8", "+embedding:weight_int8")
+    with hmp.autocast("cpu", policy=eight), pytest.raises(ValueError, match="such as integers and weights in 8 bits"):
+        hmp.draw(model, torch.tensor([1, 2]))
+
+
 def test_of_a_tensor() -> None:
     model = nn.Linear(64, 8).requires_grad_(False)
     with hmp.autocast("cpu", policy=policy("int8", "linear")):

@@ -23,7 +23,7 @@ from habana_mp._show.writing import written
 
 SUFFIX = ".rec"
 MOST_BYTES = 20_000_000
-_FORMAT = {"format": "habana_mp.recording", "version": "1"}
+_FORMAT = {"format": "habana_mp.recording", "version": "2"}
 _HEADER = 4096  # bytes that the header of the tensors takes at most
 _MORE_TEXT = 16  # bytes by which the text of a digest grows when its sample is thinned
 _LEAST_SAMPLED = 16

@@ -12,7 +12,6 @@ from habana_mp._report.edits.edits import Edit, edits
 from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.beginning import Beginning, beginning
 from habana_mp._report.findings.unknown import ON_THREAD, is_outside, may_flip, no_edit
-from habana_mp._report.formats import FORMATS
 from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 
@@ -134,8 +133,8 @@ def _place(row: Row) -> str:
 
 def _of_not_in_8_bits(report: Report) -> Iterator[Advice]:
     """Of ops that no call ran so: where frozen layers did, those that are trained beside them are meant to run otherwise."""
-    ran = {row.op for row in report.rows if row.decision in FORMATS}
-    rows = [row for row in report.rows if row.instead_of and row.op not in ran]
+    ran = {(row.op, row.decision) for row in report.rows}
+    rows = [row for row in report.rows if row.instead_of and (row.op, row.instead_of) not in ran]
     for group in grouped(rows, lambda row: (row.op, row.instead_of)):
         yield Advice(
             f"{group[0].op} ran as in the lower list, and {group[0].instead_of} names it: its weight requires a gradient, or is none that 8 bits are for",

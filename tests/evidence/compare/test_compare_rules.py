@@ -79,7 +79,55 @@ class TestOneOp:
         assert found.first.runs_in == ("bfloat16", title)
 
 
-def test_the_two_lists_for_8_bits_are_two_precisions() -> None:
-    found = compared(layers(), BALANCED.with_edits("+linear:int8"), BALANCED.with_edits("+linear:weight_int8"))
-    assert (found.first.kind, found.first.runs_in) == ("precision", ("int8", "weight_int8"))
-    assert found.first.module == "Sequential: 0"
+INT8, WEIGHT_INT8 = (BALANCED.with_edits(f"+linear:{title}") for title in ("int8", "weight_int8"))
+PAIRS = {
+    "two lists": (INT8, WEIGHT_INT8),
+    "two lists, turned": (WEIGHT_INT8, INT8),
+    "from lower": (BALANCED, INT8),
+    "to lower": (INT8, BALANCED),
+    "from float32": (None, WEIGHT_INT8),
+    "to float32": (INT8, None),
+}
+
+
+def outputs(layer: nn.Module, x: torch.Tensor, policy: hmp.Policy | None) -> torch.Tensor:
+    with torch.no_grad(), hmp.autocast("cpu", policy=policy, enabled=policy is not None):
+        return layer(x if policy else x.to(layer.weight.dtype)).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32 model", "bfloat16 model"])
+@pytest.mark.parametrize(("a", "b"), PAIRS.values(), ids=PAIRS)
+class TestWhatIsMade:
+    """By an op that is in 8 bits in one of the runs: between the layer under a and under b, both of what it is given in b."""
+
+    def test_in_each_layer(self, a, b, dtype) -> None:
+        model, given = layers().to(dtype), {}
+        x = torch.randn(16, 64, dtype=dtype)
+        for number in (0, 2):
+            model[number].register_forward_pre_hook(lambda _, args, number=number: given.update({number: args[0]}))
+        found = hmp.compare(lambda: model(x), a, b)
+        rows = {row.module: row for row in found.rows if row.op == "linear"}
+        assert {row.kind for row in rows.values()} == {"precision"}
+        for number, y in [*given.items()]:
+            of_a, of_b = (outputs(model[number], y, policy) for policy in (a, b))
+            expected = ((of_b - of_a).norm() / of_a.norm()).item()
+            assert rows[f"Sequential: {number}"].made == pytest.approx(expected, rel=1e-3)
+
+    def test_a_loss_has_shares_of_each_layer(self, a, b, dtype) -> None:
+        model = nn.Sequential(nn.Linear(64, 64), layers()).to(dtype)
+        x = torch.randn(16, 64, dtype=dtype)
+        found = hmp.compare(lambda: model(x).float().square().sum().backward(), a, b)
+        shares = {row.module: row.share for row in found.rows if row.op == "linear" and row.phase == "forward"}
+        assert all(shares[f"Sequential: 1.{number}"] > 0.01 for number in (0, 2)), shares
+
+
+def test_calls_in_8_bits_are_apart_from_others_of_the_op() -> None:
+    """In one module: a row has one list and one dtype."""
+    layer, other, x = nn.Linear(8, 8).requires_grad_(False), torch.randn(8, 8), torch.randn(4, 8)
+
+    def step() -> None:
+        nn.functional.linear(x, layer.weight)
+        nn.functional.linear(x, other)
+
+    found = hmp.compare(step, None, INT8)
+    assert {(row.calls, row.runs_in) for row in found.rows} == {(1, ("float32", "int8")), (1, ("float32", "bfloat16"))}

@@ -65,7 +65,7 @@ def written_anew(data: bytes, change) -> bytes:
         else torch.empty(0, dtype=_TENSORS[name][0])
         for name, each in tensors.items()
     }
-    return save(made, {"format": "habana_mp.recording", "version": "1", "sha256": sha})
+    return save(made, {"format": "habana_mp.recording", "version": "2", "sha256": sha})
 
 
 SITE, INNER, OUTER, ARGUMENTS, RESULTS = 0, 1, 4, 5, 7
@@ -100,7 +100,7 @@ def test_a_hostile_file_raises(name, whole, here):
 
 def test_a_file_of_safetensors_that_is_no_recording_raises(here):
     (here / "a.rec").write_bytes(save({"weight": torch.ones(3)}))
-    with pytest.raises(ValueError, match=r"its format is None None, and this habana_mp reads habana_mp.recording 1"):
+    with pytest.raises(ValueError, match=r"its format is None None, and this habana_mp reads habana_mp.recording 2"):
         hmp.compare("a.rec", "a.rec")
 
 

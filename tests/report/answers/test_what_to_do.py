@@ -245,3 +245,30 @@ def test_a_list_in_8_bits_that_no_call_followed_is_said_with_the_way_out_d56(bas
     lines = [each["text"] for each in report.to_dict()["advice"] if "the lower list" in each["text"]]
     expected = f"linear ran as in the lower list, and {title} names it: its weight requires a gradient, or is none that 8 bits are for"
     assert lines == [expected] * said
+
+
+class Own(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+# Frozen layers under `hmp.convert`: what they are given, the region round the call, and whether the region decides too.
+REFUSED = {
+    "a subclass": (lambda: torch.randn(2, 16).as_subclass(Own), contextlib.nullcontext),
+    "meta": (lambda: torch.randn(2, 16, device="meta"), contextlib.nullcontext),
+    "torch.autocast": (lambda: torch.randn(2, 16), lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+    "hmp.autocast": (lambda: torch.randn(2, 16), lambda: hmp.autocast("cpu", policy="balanced")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*autocast")
+@pytest.mark.parametrize(("given", "region"), REFUSED.values(), ids=REFUSED)
+def test_convert_says_what_ran_as_lower_in_place_of_8_bits(given, region):
+    x = given()
+    layer = nn.Linear(16, 16, device=x.device).requires_grad_(False)
+    hmp.convert(policy=hmp.Policy.load("balanced").with_edits("+linear:int8"))
+    with hmp.report() as report, region():
+        layer(x)
+    rows = [row for row in report.to_dict()["rows"] if row["op"] == "linear" and row["front_end"] == "convert"]
+    assert [(row["decision"], row["instead_of"]) for row in rows] == [("lower", "int8")]

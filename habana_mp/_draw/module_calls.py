@@ -17,7 +17,7 @@ import torch
 from habana_mp._autocast.devices import devices
 from habana_mp._autocast.regions import region_policy
 from habana_mp._compiled.rounding import uncompiled
-from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._report.findings.groups import rule_in_words
 from habana_mp._report.formats import FORMATS
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off
@@ -166,11 +166,8 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _rule_of(call: ListenedCall) -> str:
-    """The line that decided a call, with what became of one for 8 bits whose weight needs a gradient; "" where casts were off."""
-    if call.decision == "off":
-        return ""
-    rule = call.rule.replace(OWN_FILES, "")
-    return f"{call.decision} instead of {rule}" if call.instead_of else rule
+    """Nothing where casts were off."""
+    return "" if call.decision == "off" else rule_in_words(call.rule, call.decision, call.instead_of)
 
 
 @contextlib.contextmanager

@@ -193,7 +193,7 @@ class Comparison(Short, Document):
     def differing_ops(self) -> dict[str, tuple[str, str]]:
         """Return the ops of ``rows`` that the policies of run a and run b decided otherwise, with both decisions.
 
-        Where the names of the lists do not say so, as they are limited to modules, or as weights in some modules cannot be in 8 bits, the key has
+        Where the names of the lists do not show it, as they are limited to modules, or as weights in some modules cannot be in 8 bits, the key has
         the modules: "linear in Net: layers.*.mlp".
         """
         if self.policy_diff is None:

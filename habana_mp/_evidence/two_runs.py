@@ -15,7 +15,7 @@ from habana_mp._evidence.log_probabilities import LogProbabilities
 from habana_mp._evidence.recordings.file import Kept
 from habana_mp._evidence.recordings.terms import Terms
 from habana_mp._policy.diff import PolicyDiff
-from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._report.findings.groups import rule_in_words
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import UNMEASURED
 from habana_mp._show.module_path import ModulePath
@@ -32,6 +32,7 @@ class _Site(NamedTuple):
     rule: str
     source: str
     decision: str
+    instead_of: str
 
     @property
     def place(self) -> str:
@@ -50,11 +51,19 @@ class _Run:
         call = self.calls[number]
         site = self._sites[call.site]
         op = site.op or call.inner.removeprefix("aten::")
-        return _Site(op, site.module, site.rule.replace(OWN_FILES, ""), site.source, site.decision)
+        rule = rule_in_words(site.rule, site.decision, site.instead_of)
+        return _Site(op, site.module, rule, site.source, site.decision, site.instead_of)
+
+    def refused(self) -> list[tuple[str, str]]:
+        """Ops of which no call was in the list for 8 bits that names them, and the lists."""
+        sites = [self.site(number) for number, call in enumerate(self.calls) if call.inner and not call.backward]
+        ran = {(site.op, site.decision) for site in sites}
+        named = dict.fromkeys((site.op, site.instead_of) for site in sites if site.instead_of)
+        return [each for each in named if each not in ran]
 
     def in_8_bits(self, number: int) -> str:
-        """The list of a call in 8 bits; "" of others."""
-        decision = self.site(number).decision if number >= 0 else ""
+        """The list of a call in 8 bits; "" of others, and in the backward pass, where numbers are in the low dtype."""
+        decision = self.site(number).decision if number >= 0 and not self.calls[number].backward else ""
         return decision if decision in FORMATS else ""
 
     def runs_in(self, number: int) -> str:
@@ -89,7 +98,14 @@ class TwoRuns:
         self._choices: dict[tuple[str, str, bool], int] = {}
         self._changes = found.changes
         self._known = self._known_in_a()
-        self._notes = [*notes]
+        self._notes = [
+            *notes,
+            *(
+                f"No call of {op} was in {title} in run {run}, whose list names it: they ran as in the lower list."
+                for run, found in (("a", self.a), ("b", self.b))
+                for op, title in found.refused()
+            ),
+        ]
         self._same_gradients = found.same_gradients
         self._gradient_error = _part(found.gradient_error) if found.gradients else None
         self._have_results = bool(self.a.returned and self.b.returned)

@@ -84,9 +84,11 @@ bool Call::is_of_traced_weight(const Decision& decision) const {
 }
 
 void Call::cast_but_parameters(Int8Op op, const Decision& decision, bool cached) {
-  const bool keeps_bias = is_int8(decision.cause) && has_bias(op);
+  const bool int8 = is_int8(decision.cause);
+  const Int8Places kept = places_of(op);
   cast(decision, {.cached = false, .contiguous = form_.contiguous}, [&](std::size_t i) {
-    return (keeps_bias && places_[i].position == places_of(op).bias) ||
+    const std::uint8_t at = places_[i].position;
+    return (int8 && (at == kept.weight || (has_bias(op) && at == kept.bias))) ||
            is_traced_parameter(tensor(i));
   });
   stack_.emplace_back(scalar_type(decision.to));
@@ -96,7 +98,7 @@ void Call::cast_but_parameters(Int8Op op, const Decision& decision, bool cached)
 
 bool Call::is_of_traced_int8_weight(Int8Op op) const {
   const c10::IValue& weight = slot(places_of(op).weight);
-  return weight.isTensor() && is_traced_parameter(weight.toTensor(), /*or_low=*/true);
+  return weight.isTensor() && is_traced_parameter(weight.toTensor(), /*or_low_or_view=*/true);
 }
 
 bool Call::has_int8_weight(Int8Op op) const {

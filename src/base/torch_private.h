@@ -75,7 +75,7 @@ inline bool is_wrapped_number(const at::Tensor& tensor) {
 }
 
 // The Python object of a tensor, null where it has none; borrowed.
-inline PyObject* python_object(const at::Tensor& tensor) {
+inline PyObject* python_object(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
 }
 

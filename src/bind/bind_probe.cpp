@@ -35,9 +35,12 @@ using report::Site;
 // What Python reads, and what the file of a recording holds, in this order (habana_mp/_evidence/
 // recordings/form.py): the tensors that it kept of this process are left out.
 template <>
-inline constexpr auto report::kFields<Site> =
-    std::tuple{Field{"op", &Site::op}, Field{"module", &Site::module}, Field{"rule", &Site::rule},
-               Field{"source", &Site::source}, Field{"decision", &Site::outcome}};
+inline constexpr auto report::kFields<Site> = std::tuple{Field{"op", &Site::op},
+                                                         Field{"module", &Site::module},
+                                                         Field{"rule", &Site::rule},
+                                                         Field{"source", &Site::source},
+                                                         Field{"decision", &Site::outcome},
+                                                         Field{"instead_of", &Site::instead_of}};
 template <>
 inline constexpr auto report::kFields<Digest> = std::tuple{
     Field{"hash", &Digest::hash}, Field{"dtype", &Digest::dtype}, Field{"sizes", &Digest::sizes},

@@ -155,7 +155,7 @@ py::dict of_site(const report::Site& site) {
   found["policy"] = site.policy == nullptr ? std::string() : site.policy->name();
   found["decision"] = name_of(site.outcome);
   found["rule"] = site.rule;
-  found["instead_of"] = site.instead_of == Cause::None ? "" : cause_name(site.instead_of);
+  found["instead_of"] = name_of(site.instead_of);
   return found;
 }
 

@@ -51,6 +51,21 @@ inline report::Outcome outcome_named(const std::string& name) {
   throw pybind11::value_error("no decision: " + name.substr(0, 40));
 }
 
+// "" of none.
+inline std::string name_of(Cause cause) { return cause == Cause::None ? "" : cause_name(cause); }
+
+inline Cause cause_named(const std::string& name) {
+  for (std::size_t i = 1; i < kCauseNames.size(); ++i) {
+    if (kCauseNames[i] == name) return static_cast<Cause>(i);
+  }
+  if (name.empty()) return Cause::None;
+  throw pybind11::value_error("no cause: " + name.substr(0, 40));
+}
+
+template <typename T>
+inline constexpr bool kIsName = std::is_same_v<T, c10::ScalarType> ||
+                                std::is_same_v<T, report::Outcome> || std::is_same_v<T, Cause>;
+
 template <typename T>
 concept Declared = !std::is_same_v<decltype(report::kFields<T>), const std::nullptr_t>;
 
@@ -82,7 +97,7 @@ pybind11::object named(const T& value) {
     py::list list;
     for (const auto& each : value) list.append(named<kFinite>(each));
     return list;
-  } else if constexpr (std::is_same_v<T, c10::ScalarType> || std::is_same_v<T, report::Outcome>) {
+  } else if constexpr (kIsName<T>) {
     return py::str(name_of(value));
   } else if constexpr (std::is_enum_v<T>) {
     return py::int_(static_cast<int>(value));
@@ -107,6 +122,8 @@ void read_named(const pybind11::handle& from, T& value) {
     value = scalar_type_named(from.cast<std::string>());
   } else if constexpr (std::is_same_v<T, report::Outcome>) {
     value = outcome_named(from.cast<std::string>());
+  } else if constexpr (std::is_same_v<T, Cause>) {
+    value = cause_named(from.cast<std::string>());
   } else if constexpr (std::is_same_v<T, std::vector<float>>) {
     const auto bytes = from.cast<std::string>();
     value.resize(bytes.size() / sizeof(float));

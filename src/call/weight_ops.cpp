@@ -20,6 +20,7 @@
 #include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "scope/regions.h"
+#include "weights/weight.h"
 #include "weights/weight_cache.h"
 
 namespace habana_mp {
@@ -341,17 +342,21 @@ std::optional<c10::OperatorHandle> weight_op(std::string_view name) {
   return find(found->first.substr(0, found->first.find('.')));
 }
 
-bool is_traced_parameter(const at::Tensor& tensor, bool or_low) {
+bool is_traced_parameter(const at::Tensor& tensor, bool or_low_or_view) {
   // CPU: what a graph of CUDA would record of the cache has not been tried.
   if (!tensor.defined() || !tensor.is_cpu() || !may_be_traced(tensor)) return false;
   const DType dtype = number_dtype(tensor);
-  if (dtype != DType::Float32 && !(or_low && may_be_low(dtype))) {
+  if (dtype != DType::Float32 && !(or_low_or_view && may_be_low(dtype))) {
     return false;
   }
   const pybind11::gil_scoped_acquire gil;
   if (!is_fake(tensor)) return false;
-  const at::Tensor fake = torch_private::behind_functional(tensor);
-  return fake.is_leaf() && (fake.requires_grad() || torch_private::stands_for_parameter(fake));
+  const auto is_parameter = [](const at::Tensor& traced) {
+    const at::Tensor fake = torch_private::behind_functional(traced);
+    return fake.is_leaf() && (fake.requires_grad() || torch_private::stands_for_parameter(fake));
+  };
+  return is_parameter(tensor) || (or_low_or_view && tensor.is_leaf() && tensor.is_view() &&
+                                  is_parameter(at::Tensor(viewed_by(tensor))));
 }
 
 bool is_traced_weight(const at::Tensor& tensor) {

@@ -28,8 +28,9 @@ std::vector<std::string> weight_op_names();
 // By the name of the op of aten, with its overload: "conv_transpose2d.input".
 std::optional<c10::OperatorHandle> weight_op(std::string_view name);
 
-// Whether a compiler traces the tensor in place of a float32 parameter on the CPU, or of a low one.
-bool is_traced_parameter(const at::Tensor& tensor, bool or_low = false);
+// Whether a compiler traces the tensor in place of a float32 parameter on the CPU, or of a low one
+// or a view.
+bool is_traced_parameter(const at::Tensor& tensor, bool or_low_or_view = false);
 // The same of a parameter that is large enough for the cache. With one of them, an op of ours casts
 // the small ones of its call, too.
 bool is_traced_weight(const at::Tensor& tensor);

@@ -194,7 +194,9 @@ double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& r
       return running.reference(argument, running.given(argument));
     };
     const report::Outcome outcome = first.sites[running.match->site].outcome;
-    const auto other = report::is_int8(outcome) && !running.match->results.empty()
+    const bool in_8_bits =
+        report::is_int8(outcome) && !running.backward && !running.match->results.empty();
+    const auto other = in_8_bits
                            ? rerun_in_8_bits(*running.op, arguments, as_first_ran, outcome,
                                              dtype_of_type(running.match->results.front().dtype))
                            : evidence::rerun(*running.op, arguments, as_first_ran);

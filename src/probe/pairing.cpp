@@ -135,7 +135,8 @@ bool Pairing::same_argument(const RecordedArgument& first, const RecordedArgumen
 bool Pairing::same_precision(const RecordedCall& first, const RecordedCall& second) const {
   const report::Outcome a = first_->sites[first.site].outcome;
   const report::Outcome b = second_outcomes_.at(second.site);
-  if (a != b && (report::is_int8(a) || report::is_int8(b))) return false;
+  const bool in_8_bits = !second.backward && (report::is_int8(a) || report::is_int8(b));
+  if (in_8_bits && a != b) return false;
   return std::ranges::equal(first.arguments, second.arguments, {}, &RecordedArgument::ran,
                             &RecordedArgument::ran);
 }

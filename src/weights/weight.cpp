@@ -9,7 +9,7 @@
 namespace habana_mp {
 namespace {
 
-bool is_parameter(const at::Tensor& tensor) {
+bool is_parameter(const at::TensorBase& tensor) {
   const PyObject* object = torch_private::python_object(tensor);
   return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
 }
@@ -17,7 +17,11 @@ bool is_parameter(const at::Tensor& tensor) {
 }  // namespace
 
 bool is_model_weight(const at::Tensor& tensor) {
-  return tensor.is_leaf() && (tensor.requires_grad() || is_parameter(tensor));
+  return tensor.is_leaf() && (tensor.requires_grad() || is_parameter(viewed_by(tensor)));
+}
+
+const at::TensorBase& viewed_by(const at::TensorBase& tensor) {
+  return tensor.is_view() ? tensor._base() : tensor;
 }
 
 bool may_be_weight(const at::Tensor& tensor) {

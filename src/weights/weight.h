@@ -23,8 +23,9 @@ namespace habana_mp {
 constexpr std::int64_t smallest_weight(std::int64_t dims) { return dims < 4 ? 4096 : 256; }
 
 // Whether a tensor is a parameter of a model, whatever its size: a leaf that requires grad, or a
-// torch.nn.Parameter.
+// torch.nn.Parameter, or a view of one that has no graph.
 bool is_model_weight(const at::Tensor& tensor);
+const at::TensorBase& viewed_by(const at::TensorBase& tensor);  // or itself
 // Whether an ordinary tensor (cast/numbers.h) is a weight.
 bool may_be_weight(const at::Tensor& tensor);
 // The same of any tensor.

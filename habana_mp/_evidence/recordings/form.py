@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -44,6 +44,7 @@ class Site(_Row):
     rule: _Text
     source: _Text
     decision: Decision
+    instead_of: Literal["", "weight_int8", "int8"]
 
 
 class Argument(_Row):

@@ -138,7 +138,7 @@ def _of_not_in_8_bits(report: Report) -> Iterator[Advice]:
     for group in grouped(rows, lambda row: (row.op, row.instead_of)):
         yield Advice(
             f"{group[0].op} ran as in the lower list, and {group[0].instead_of} names it: its weight requires a gradient, or is none that 8 bits are for",
-            f"{counted(sum(row.calls for row in group), 'call')}; inference runs under torch.no_grad(), frozen weights have requires_grad_(False)"
+            f"{counted(sum(row.calls for row in group), 'call')}; inference runs under torch.no_grad(), frozen weights have requires_grad_(False), docs/int8.md has other reasons"
             + _at(row.module for row in group),
         )
 

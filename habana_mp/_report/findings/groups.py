@@ -18,6 +18,12 @@ from habana_mp._show.module_path import ModulePath, common
 OWN_FILES = f"{SHIPPED.parent}{os.sep}"  # the files of the presets are named from here
 
 
+def rule_in_words(rule: str, decision: str, instead_of: str) -> str:
+    """The line that decided a call, with what became of one for 8 bits that it could not be in."""
+    rule = rule.replace(OWN_FILES, "")
+    return f"{decision} instead of {rule}" if instead_of else rule
+
+
 class Site(Struct, frozen=True):
     op: str
     module: str

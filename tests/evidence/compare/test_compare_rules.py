@@ -131,3 +131,29 @@ def test_calls_in_8_bits_are_apart_from_others_of_the_op() -> None:
 
     found = hmp.compare(step, None, INT8)
     assert {(row.calls, row.runs_in) for row in found.rows} == {(1, ("float32", "int8")), (1, ("float32", "bfloat16"))}
+
+
+@pytest.mark.parametrize("title", ["int8", "weight_int8"])
+def test_where_no_call_is_in_8_bits_a_note_says_so(title) -> None:
+    """The two runs have the same numbers then, which says nothing about 8 bits."""
+    eight = BALANCED.with_edits(f"+linear:{title}")
+    model = layers().requires_grad_(True)
+    note = f"No call of linear was in {title} in run b, whose list names it: they ran as in the lower list."
+    found = compared(model, BALANCED, eight)
+    assert found.same
+    assert (note in found.notes, note in str(found)) == (True, True)
+    assert f"b bfloat16 (lower instead of {title}: linear, balanced+edits)" in str(compared(model, None, eight))
+    with torch.no_grad():
+        assert not any("No call" in note for note in compared(model, BALANCED, eight).notes)
+
+
+def test_a_backward_pass_of_ops_in_8_bits_has_dtypes() -> None:
+    """Its products are of the low dtype, in both lists; it had the lists, and that it cannot run in the other dtype."""
+    model, x = layers(), torch.randn(16, 64, requires_grad=True)
+    for a, b in [*PAIRS.values()][:4]:
+        found = hmp.compare(lambda: model(x).float().square().sum().backward(), a, b)
+        rows = [row for row in found.rows if row.op == "linear" and row.phase == "backward"]
+        assert rows
+        for row in rows:
+            assert not {"int8", "weight_int8"} & {*row.runs_in}
+            assert "other dtype" not in row.unmeasured

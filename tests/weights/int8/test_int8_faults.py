@@ -85,3 +85,61 @@ def test_a_convolution_does_not_hold_all_of_its_windows(name, title):
     assert torch.equal(found[..., :edge], small[..., :edge]) or title == "int8"
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest < 4 * x.numel() + (6 << 20)
+
+
+# Views of a parameter, by the op: the sizes of the parameter, the view, and the call.
+VIEWS = {
+    "mm": ("mm", (64, 96), torch.t, lambda x, w: torch.mm(x, w)),  # noqa: PLW0108 - called late
+    "@": ("matmul", (64, 96), lambda w: w.T, lambda x, w: x @ w),
+    "slice": ("linear", (128, 96), lambda w: w[:64], lambda x, w: F.linear(x, w)),  # noqa: PLW0108
+    "chunk": ("linear", (128, 96), lambda w: w.chunk(2)[1], lambda x, w: F.linear(x, w)),  # noqa: PLW0108
+    "one of three": ("addmm", (3, 64, 96), lambda w: w[1].t(), lambda x, w: torch.addmm(torch.ones(64), x, w)),
+    "two of three": ("bmm", (3, 96, 64), lambda w: w[:2], lambda x, w: torch.bmm(torch.stack([x, x]), w)),
+    "more dims": ("conv1d", (64, 8), lambda w: w[:, :, None], lambda x, w: F.conv1d(x.unflatten(1, (8, 12)), w)),
+}
+
+
+@pytest.mark.parametrize("title", ["weight_int8", "int8"])
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_of_a_weight_is_one(name, grad, frozen, front_end, title):
+    """That of a frozen one ran as lower, also without gradients."""
+    op, sizes, view, call = VIEWS[name]
+    weight, x = nn.Parameter(torch.randn(sizes), requires_grad=not frozen), torch.randn(8, 96)
+    alone = nn.Parameter(view(weight).detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
+    policy = policy_of(title, op)
+    if front_end == "convert":
+        hmp.convert(policy=policy)
+    region = hmp.autocast("cpu", policy=policy, enabled=front_end == "autocast")
+    with torch.set_grad_enabled(grad), region, hmp.report() as report:
+        found, expected = call(x, view(weight)), call(x, alone)
+    rows = [(row.decision, row.calls) for row in report._data().rows if row.op == op]
+    if grad and not frozen:
+        assert rows == [("lower", 1), (title, 1)]
+    else:
+        assert rows == [(title, 2)]
+        assert torch.equal(bits(found), bits(expected))
+
+
+@pytest.mark.parametrize("trace", ["compile", "export"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+def test_a_view_in_traced_code(frozen, trace):
+    """With the bits of uncompiled code."""
+
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 64, 96), requires_grad=not frozen)
+
+        def forward(self, x):
+            return F.linear(F.linear(x, self.w[0]), self.w[1].t()) @ self.w[2].T
+
+    model, x = Parts(), torch.randn(8, 96)
+    with torch.no_grad(), hmp.autocast("cpu", policy=hmp.Policy.from_ops(int8=["linear", "matmul"])):
+        expected = model(x)
+        traced = (
+            torch.export.export(model, (x,)).module() if trace == "export" else torch.compile(model, fullgraph=True)
+        )
+        assert torch.equal(bits(traced(x)), bits(expected))

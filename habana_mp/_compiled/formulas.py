@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.compiler.config
 
+import habana_mp._core as _core
 from habana_mp._cast import LOW_DTYPES
 from habana_mp._compiled import pointwise
 from habana_mp._scope.without_casts import with_casts_off
@@ -35,9 +36,6 @@ _NORMS = {
     "aten.native_group_norm.default": 1,
     "aten.native_group_norm_backward.default": 4,
 }
-
-# The caches of torch on disk do not look at formulas: graphs made with others, or by another version of this file, are not taken.
-_TAG = f" habana_mp {hashlib.sha256(Path(__file__).read_bytes() + Path(pointwise.__file__).read_bytes()).hexdigest()}"
 
 _SOFTMAX = "aten._softmax.default"
 _BMM = torch.ops.aten.bmm.default
@@ -59,11 +57,20 @@ def exact() -> Iterator[None]:
         setattr(*COMPILE_FX.place("formulas"), before)
 
 
+@functools.cache
+def _tag() -> str:
+    """The caches of torch on disk do not look at formulas, nor at kernels that choose what a graph has: graphs that others, or another version of
+    these files, have made are not taken.
+    """
+    files = [Path(str(file)) for file in (__file__, pointwise.__file__, _core.__file__)]
+    return f" habana_mp {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
+
+
 @contextmanager
 def own_in_caches() -> Iterator[None]:
-    """What is compiled inside is another graph for torch's caches on disk than what torch alone, or another version of the formulas, makes."""
+    """What is compiled inside is another graph for torch's caches on disk than what torch alone, or another version of this package, makes."""
     tag = torch.compiler.config.cache_key_tag
-    torch.compiler.config.cache_key_tag = tag if tag.endswith(_TAG) else tag + _TAG
+    torch.compiler.config.cache_key_tag = tag if tag.endswith(_tag()) else tag + _tag()
     try:
         yield
     finally:

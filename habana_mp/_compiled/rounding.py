@@ -52,10 +52,9 @@ def _ask_the_policies() -> None:
             # Of one with patches, torch calls this function once more, with the patches in force.
             if exact and not getattr(settings, setting):
                 config_patches = {**(config_patches or {}), setting: True}
-            if exact:
-                inner_compile = formulas.own_in_caches()(inner_compile)
+            inner_compile = formulas.own_in_caches()(inner_compile)
             inner_compile = graphs.seen(inner_compile, EXACT if exact else FUSED, policies)
-        with formulas.exact() if exact else nullcontext():
+        with formulas.exact() if exact else formulas.own_in_caches() if policies else nullcontext():
             return compile_by_torch(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     compile_fx.habana_mp = True  # type: ignore[attr-defined]

@@ -258,7 +258,7 @@ def test_the_caches_of_a_backward_pass() -> None:
     x = a().requires_grad_()
     with hmp.autocast("cpu", policy=EXACT), torch._functorch.config.patch(enable_autograd_cache=False):
         torch.compile(lambda x: F.gelu(torch.mul(x, x)), backend=backend)(x).sum().backward()
-    assert {backward: tag.endswith(formulas._TAG) for backward, tag in tags.items()} == {False: True, True: True}
+    assert {backward: tag.endswith(formulas._tag()) for backward, tag in tags.items()} == {False: True, True: True}
     assert torch.compiler.config.cache_key_tag == ""
 
 
@@ -278,9 +278,24 @@ def test_caches_on_disk_of_another_version_are_not_taken(monkeypatch) -> None:
             of_torch = [step() for _ in range(2)]
         ours = [step() for _ in range(2)]
         with monkeypatch.context() as patch:
-            patch.setattr(formulas, "_TAG", " another version")
+            patch.setattr(formulas, "_tag", lambda: " another version")
             other = step()
     assert [hits for _, hits in (*of_torch, *ours, other)] == [0, 1, 0, 1, 0]
+
+
+def test_with_fused_too_another_version_is_not_taken(monkeypatch) -> None:
+    """Kernels decide what a graph has: casts of a weight, or an op of ours. Code of an older build was taken."""
+    layer, x, hits = nn.Linear(64, 64), a(16, 64), []
+    with fresh_cache(), torch.no_grad(), hmp.autocast("cpu", policy=FUSED):
+        for version in (None, None, " another version"):
+            with monkeypatch.context() as patch:
+                if version:
+                    patch.setattr(formulas, "_tag", lambda: " another version")
+                torch._dynamo.reset()
+                counters.clear()
+                torch.compile(lambda x: F.gelu(layer(x)), fullgraph=True)(x)
+                hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert hits == [0, 1, 0]
 
 
 @pytest.mark.parametrize("policy", ["hmp", "balanced"])

@@ -138,6 +138,11 @@ at::Tensor cast_argument(const at::Tensor& source, DType to, How how) {
                                                     : cast_one(source, to, how, nullptr);
 }
 
+at::Tensor in_dtype(const at::Tensor& tensor, DType to, bool contiguous) {
+  if (!tensor.defined() || number_dtype(tensor) == to) return tensor;
+  return cast_argument(tensor, to, {.cached = true, .contiguous = contiguous});
+}
+
 PyObject* cast_argument(PyObject* tensor, DType to, How how) {
   listen::count_in_parent();
   return listen::anyone_hears(listen::Hears::Calls) ? cast_watched(tensor, to, how)

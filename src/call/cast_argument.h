@@ -20,7 +20,11 @@ struct How {
 // unless `how` says otherwise. On any thread, with or without the GIL.
 at::Tensor cast_argument(const at::Tensor& source, DType to, How how);
 
-// The same of a Python tensor: a new reference, or null with a Python error set. A tensor subclass
+// The tensor, which may be undefined, if its numbers are of this dtype; else its cast, one that the
+// weight cache may hold.
+at::Tensor in_dtype(const at::Tensor& tensor, DType to, bool contiguous);
+
+// A cast of a Python tensor: a new reference, or null with a Python error set. A tensor subclass
 // is cast by its own `.to`, so that its __torch_function__ sees the cast and its type is kept.
 // Holds the GIL, but for large tensors.
 PyObject* cast_argument(PyObject* tensor, DType to, How how);

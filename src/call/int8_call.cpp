@@ -54,17 +54,12 @@ bool are_of(const Int8Operands& call) {
          (!call.bias.defined() || (may_be_cast(dtype_of(call.bias)) && is_plain(call.bias)));
 }
 
-at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
-  if (number_dtype(tensor) == to) return tensor;
-  return cast_argument(tensor, to, {.cached = true, .contiguous = contiguous});
-}
-
 // The input as the kernels take it. They cast it while they round it to 8 bits, where nobody has to
 // see the cast.
 at::Tensor activations_of(const at::Tensor& input, const Int8Operands& call, bool contiguous) {
   const bool unseen = call.activations && number_dtype(input) == DType::Float32 &&
                       !records_graph(input) && !listen::anyone_hears(listen::Hears::Calls);
-  return unseen ? input : low(input, call.to, contiguous);
+  return unseen ? input : in_dtype(input, call.to, contiguous);
 }
 
 Int8Activations rounded_by(const Int8Operands& call) {
@@ -278,7 +273,7 @@ std::optional<BagResults> int8_embedding_bag(const Int8Operands& call, const Int
   constexpr std::int64_t kMax = 2;
   BagResults results = at::embedding_bag(
       looked_up, places, bags.offsets, bags.scale_grad_by_freq, bags.mode, bags.sparse,
-      factors.defined() ? std::optional(low(factors, to, /*contiguous=*/false)) : std::nullopt,
+      factors.defined() ? std::optional(in_dtype(factors, to, /*contiguous=*/false)) : std::nullopt,
       bags.include_last_offset, padding);
   at::Tensor& largest = std::get<3>(results);
   if (bags.mode == kMax && rows.numel() > 0) largest = rows.take(largest);

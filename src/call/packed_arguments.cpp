@@ -23,11 +23,6 @@ bool is_of(const at::Tensor& tensor, DType to) {
   return (dtype == DType::Float32 || dtype == to) && tensor.is_cpu() && is_ordinary(tensor);
 }
 
-at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
-  if (!tensor.defined() || number_dtype(tensor) == to) return tensor;
-  return cast_argument(tensor, to, {.cached = true, .contiguous = contiguous});
-}
-
 }  // namespace
 
 void set_packing(bool on) { packing = on; }
@@ -59,13 +54,13 @@ PackedArguments packed_arguments(const PackedOperands& call, const Form& form, b
   if (!result) return result;
   listen::count_in_parent();
   const std::uint64_t ns = observer == nullptr ? 0 : now_ns() - start;
-  result.input = low(call.input, call.to, contiguous);
+  result.input = in_dtype(call.input, call.to, contiguous);
   if (observer != nullptr) {
     observer->casts(
         call.weight, result.weight.copy,
         {DType::Float32, call.to, was_cached, bytes_of(call.weight, call.to), start, ns});
   }
-  result.bias = low(call.bias, call.to, /*contiguous=*/true);
+  result.bias = in_dtype(call.bias, call.to, /*contiguous=*/true);
   return result;
 }
 

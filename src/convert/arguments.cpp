@@ -38,8 +38,6 @@ bool is_among(PyObject* keyword, const Keywords::Names& names) {
   return same_name(keyword, names[0]) || same_name(keyword, names[1]);
 }
 
-bool is_exact_tensor(PyObject* object) { return THPVariable_CheckTypeExact(Py_TYPE(object)); }
-
 // What most arguments are that are no tensors, known without a walk over base classes. bool is an
 // int.
 bool is_simple(PyObject* object) {

@@ -17,6 +17,11 @@
 
 namespace habana_mp {
 
+// A tensor, and of no subclass.
+inline bool is_exact_tensor(PyObject* object) {
+  return THPVariable_CheckTypeExact(Py_TYPE(object));
+}
+
 // A tensor among the arguments; `argument` counts positions first, then keywords, as vectorcall
 // lays them out.
 struct FoundTensor {

@@ -1,15 +1,11 @@
 #include "convert/cast_arguments.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <algorithm>
 
 #include "base/module_attribute.h"
 
 namespace habana_mp {
 namespace {
-
-bool is_exact_tensor(PyObject* object) { return THPVariable_CheckTypeExact(Py_TYPE(object)); }
 
 // A container of the same type with other items; a new reference or null.
 PyObject* rebuild_container(PyObject* container, PyObject* items) {

@@ -13,6 +13,7 @@
 #include "cast/parallel.h"
 #include "evidence/numbers_by_aten.h"
 #include "evidence/rerun.h"
+#include "evidence/words.h"
 
 namespace habana_mp::evidence {
 namespace {
@@ -20,17 +21,12 @@ namespace {
 using report::Error;
 using report::Range;
 
-constexpr int64_t kLanes = 16;  // sums that the compiler keeps apart, in one vector register or two
-
 // The loops work on the bits of numbers: comparisons of floats, which may trap, would keep the
 // compiler from using vectors.
 constexpr std::uint32_t kExponent = 0x7F800000U;
 constexpr std::uint32_t kMantissa = 0x007FFFFFU;
 constexpr std::uint32_t kSize = 0x7FFFFFFFU;  // all but the sign: sizes are ordered as their bits
 
-std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
-std::uint32_t bits_of(at::BFloat16 value) { return static_cast<std::uint32_t>(value.x) << 16; }
-std::uint32_t bits_of(at::Half value) { return bits_of(static_cast<float>(value)); }
 float number_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
 constexpr std::uint32_t kMask = std::bit_cast<std::uint32_t>(kLargestNumber);

@@ -35,7 +35,6 @@ constexpr std::uint64_t kLowHalf = 0xFFFFFFFFU;
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 constexpr std::int64_t kBlock = 2048;  // words, which stay in the nearest cache: an even number
-constexpr std::int64_t kLanes = 16;    // sums that the compiler keeps apart, as in numbers.cpp
 
 // All of mixed() but the last product, which a sum of them has once. `salt`: kPlace times the
 // place.
@@ -180,10 +179,6 @@ void gather(const Layout& layout, const Number* numbers, std::int64_t begin, std
     }
   }
 }
-
-std::uint32_t bits_of(float number) { return std::bit_cast<std::uint32_t>(number); }
-std::uint32_t bits_of(at::BFloat16 number) { return static_cast<std::uint32_t>(number.x) << 16; }
-std::uint32_t bits_of(at::Half number) { return bits_of(static_cast<float>(number)); }
 
 // Of pairs whose halves lie in two lines of memory.
 template <typename Number>

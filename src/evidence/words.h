@@ -5,9 +5,20 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <bit>
 #include <cstdint>
 
 namespace habana_mp::evidence {
+
+inline constexpr std::int64_t kLanes = 16;  // sums that the compiler keeps apart, in one vector
+                                            // register or two
+
+// The bits of a number as float32.
+inline std::uint32_t bits_of(float number) { return std::bit_cast<std::uint32_t>(number); }
+inline std::uint32_t bits_of(at::BFloat16 number) {
+  return static_cast<std::uint32_t>(number.x) << 16;
+}
+inline std::uint32_t bits_of(at::Half number) { return bits_of(static_cast<float>(number)); }
 
 // Whether the numbers lie in memory of the CPU, one by one, and nothing but torch owns them.
 bool lies_in_memory(const at::Tensor& tensor);

@@ -26,8 +26,6 @@ namespace {
 using report::Unmeasured;
 using watch::all;
 
-constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-
 // The arguments of the call as they are in the first run, those left alone that calls have made.
 std::vector<c10::IValue> as_first(const RunningCall& running) {
   std::vector<c10::IValue> arguments = running.arguments;

@@ -32,7 +32,7 @@ using watch::all;
 using watch::Frame;
 using watch::Thread;
 
-constexpr std::size_t kMostCandidates = 1 << 12;
+constexpr std::size_t kMostKept = 1 << 12;
 constexpr std::size_t kMostGiven = 4;
 
 // Where numbers in memory that are not finite come from: the number of the candidate that made
@@ -89,10 +89,10 @@ struct CheckedCall final : watch::ProbedCall {
   CheckedCall* outer;
 };
 
-thread_local CheckedCall* innermost = nullptr;
+thread_local CheckedCall* innermost_check = nullptr;
 
-CheckedCall::CheckedCall() : outer(std::exchange(innermost, this)) {}
-CheckedCall::~CheckedCall() { innermost = outer; }
+CheckedCall::CheckedCall() : outer(std::exchange(innermost_check, this)) {}
+CheckedCall::~CheckedCall() { innermost_check = outer; }
 
 // With the lock.
 Taint taint_of(const at::Tensor& tensor) {
@@ -221,7 +221,7 @@ std::size_t add_candidate(const Thread& thread, Candidates Search::* kind, Nonfi
   if (made.backward) made.loss_scale = finder().loss_scale.load();
   const std::lock_guard guard(finder().mutex);
   Candidates& candidates = finder().search.*kind;
-  if (candidates.size() < kMostCandidates) candidates.push_back(std::move(made));
+  if (candidates.size() < kMostKept) candidates.push_back(std::move(made));
   return candidates.size();
 }
 
@@ -363,7 +363,8 @@ void Finder::casts_back(report::SiteId site, const at::Tensor& source, const at:
   }
   if (!from.any()) return;
   taint(result, from);
-  if (innermost != nullptr && innermost->known.maker == 0) innermost->known = from;
+  if (innermost_check != nullptr && innermost_check->known.maker == 0)
+    innermost_check->known = from;
 }
 
 }  // namespace

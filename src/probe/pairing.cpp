@@ -14,9 +14,6 @@ namespace {
 
 using report::ModulePath;
 
-constexpr std::size_t kMostCandidates = 64;  // that a call is compared with
-constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-
 bool same_results(const RecordedCall& a, const RecordedCall& b) {
   return std::equal(a.results.begin(), a.results.end(), b.results.begin(), b.results.end(),
                     [](const auto& x, const auto& y) { return x.hash == y.hash; });

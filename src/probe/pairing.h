@@ -16,6 +16,9 @@
 
 namespace habana_mp::probe {
 
+inline constexpr std::size_t kMostCandidates = 64;  // that a call is compared with
+inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
 // Why a call differs from the one that it is compared with.
 enum class Difference : std::uint8_t {
   None,

@@ -23,7 +23,6 @@ namespace {
 using evidence::Digest;
 using evidence::Distance;
 
-constexpr std::size_t kMostCandidates = 64;
 constexpr std::int64_t kMostGroups = 1024;  // heads, or groups of heads
 constexpr double kAlike = 0.1;  // results that are as near are those of the same formula
 // One op or another of them multiplies with a weight.

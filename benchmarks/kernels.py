@@ -1,4 +1,4 @@
-"""The cast kernels on raw arrays, beside memcpy: kernels.cpp measures them, and is built into build/bench for it."""
+"""The cast kernels on raw arrays, beside memcpy: kernels.cpp measures them, and is built beside the C++ tests for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parent.parent
-BUILD = ROOT / "build" / "bench"
+BUILD = ROOT / "build" / "core"
 MAIN_CASTS = [("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16"), ("float16", "float32")]
 COLORS = {"scalar": "#a877d6", "avx2": "#d9822b", "avx512": "#3f8fd8", "avx512_bf16": "#2fa866", "neon": "#2fa866"}
 
@@ -41,7 +41,7 @@ QUICK = Effort(18, kernel_seconds=0)
 
 def kernel_figures(effort: Effort) -> Figures:
     tools = Path(sys.executable).parent
-    configure = f"-G Ninja -DCMAKE_MAKE_PROGRAM={tools / 'ninja'} -DHABANA_MP_CORE_ONLY=ON -DHABANA_MP_BENCHMARKS=ON"
+    configure = f"-G Ninja -DCMAKE_MAKE_PROGRAM={tools / 'ninja'} -DHABANA_MP_CORE_ONLY=ON -DHABANA_MP_WERROR=ON -DHABANA_MP_BENCHMARKS=ON"
     for command in (
         [tools / "cmake", *configure.split(), "-S", ROOT, "-B", BUILD],
         [tools / "cmake", "--build", BUILD, "--target", "kernels"],

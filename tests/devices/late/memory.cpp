@@ -190,7 +190,7 @@ void Allocator::release(void* context) {
   all.waiting.push_back(std::move(each));
 }
 
-const bool registered = [] {
+const bool allocates = [] {
   c10::SetAllocator(kType, &allocator());
   arenas();
   struct sigaction action{};

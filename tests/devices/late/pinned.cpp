@@ -48,7 +48,7 @@ void Pinned::release(void* memory) {
   std::free(memory);
 }
 
-const bool registered = (at::setHostAllocator(kType, &pinned()), true);
+const bool pins = (at::setHostAllocator(kType, &pinned()), true);
 
 }  // namespace
 

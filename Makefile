@@ -56,7 +56,7 @@ $(DEVELOP): $(SETUP) requirements-dev.txt
 	@touch $@
 
 $(BUILT): $(SETUP) CMakeLists.txt pyproject.toml tools/torch_to_build_for.py $(shell find src -name '*.cpp' -o -name '*.h')
-	@echo "==> building habana_mp (ten minutes the first time)"
+	@echo "==> building habana_mp (five minutes the first time)"
 	@mkdir -p build
 	@PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	    $(PIP) install --quiet --no-build-isolation --no-deps --editable . --config-settings cmake.define.HABANA_MP_WERROR=ON

@@ -117,7 +117,7 @@ def run(python: str, found: Found, jobs: int, wheel: Path | None) -> int:
     print("==> the other requirements, into build/gpu/venv", flush=True)
     set_up(python, found, venv, results)
     if wheel is None:
-        print("==> building habana_mp (ten minutes the first time)", flush=True)
+        print("==> building habana_mp (five minutes the first time)", flush=True)
         options = ("--config-settings", f"build-dir={FOLDER / 'module'}")
         environments.build(venv, ROOT, results / "build.log", jobs, *options)
     else:

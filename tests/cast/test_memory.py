@@ -212,7 +212,7 @@ def conversions():
         pytest.param(1_000, logged_calls, id="log in detail"),
         pytest.param(1_000, threads, id="a new thread each time"),
         pytest.param(200, lists, id="lists read"),
-        pytest.param(400, conversions, id="convert and revert"),
+        pytest.param(100, conversions, id="convert and revert"),
     ],
 )
 def test_steps_leave_nothing_behind(steps, make, tmp_path, monkeypatch):

@@ -184,8 +184,8 @@ def farthest(pairs: list[tuple[float, float]]) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
 
 
-def foretold(subject: Trained, most: int | None = None) -> Foretold:
-    """With each linear layer and convolution in each list, alone; or with so many of them, evenly spread."""
+def foretold(subject: Trained) -> Foretold:
+    """With each linear layer and convolution in each list, alone."""
     model, batches = subject.model, [subject.batch(number) for number in range(BATCHES)]
     balanced = hmp.Policy.load("balanced")
     with hmp.autocast("cpu", policy=balanced), hmp.report(values=True, formats=INT8) as report:
@@ -200,9 +200,8 @@ def foretold(subject: Trained, most: int | None = None) -> Foretold:
         exact = [model(x) for x in batches]
     before = outputs(balanced)
     after = []
-    products = [(path, module) for path, module in model.named_modules() if type(module) in PRODUCT_OF]
-    for path, module in products[:: math.ceil(len(products) / most) if most else 1]:
-        for title in INT8:
+    for path, module in model.named_modules():
+        for title in INT8 if type(module) in PRODUCT_OF else ():
             policy = balanced.with_edits(f"+{PRODUCT_OF[type(module)]} in {path}:{title}")
             found = outputs(policy)
             if relative_error(before, found) > 0:  # not of a pooler, whose results nobody reads

@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from eight_bits import IN_8_BITS, INT8, foretold, near, region_of
+from eight_bits import IN_8_BITS, foretold, near, region_of
+from linear import packs
 from subjects.carried import CREPE, MINILM
 from subjects.trained import of_crepe, of_minilm
 
@@ -23,7 +24,6 @@ LIMITS = {
     MINILM: {"lower": (0.007, 5e-5), "weight_int8": (0.04, 1e-3), "int8": (0.08, 4e-3)},
     CREPE: {"lower": (0.004, 0.3), "weight_int8": (0.01, 0.8), "int8": (0.014, 1.6)},
 }
-MODULES = 7  # of a model
 
 
 @pytest.fixture(params=SUBJECTS)
@@ -53,11 +53,10 @@ def test_errors_of_outputs(package: str) -> None:
     } == {}
 
 
+@pytest.mark.skipif(not packs(), reason="without instructions for bfloat16 it takes many minutes")
 def test_errors_are_foretold_for_nine_of_ten_modules(package: str) -> None:
-    """Within a factor of 1.3, with one linear layer or convolution in one of the lists. The benchmark takes all of them, which is minutes on a
-    CPU without instructions for bfloat16.
-    """
-    found = foretold(SUBJECTS[package](), most=MODULES)
-    assert len(found.after) == MODULES * len(INT8)
+    """Within a factor of 1.3, with one linear layer or convolution in one of the lists."""
+    found = foretold(SUBJECTS[package]())
+    assert len(found.after) >= 14
     assert near(found.after) >= 90, found.line()
     assert near(found.added()) >= 90, found.line()

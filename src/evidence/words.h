@@ -10,8 +10,8 @@
 
 namespace habana_mp::evidence {
 
-inline constexpr std::int64_t kLanes = 16;  // sums that the compiler keeps apart, in one vector
-                                            // register or two
+// Sums that the compiler keeps apart, in one vector register or two.
+inline constexpr std::int64_t kLanes = 16;
 
 // The bits of a number as float32.
 inline std::uint32_t bits_of(float number) { return std::bit_cast<std::uint32_t>(number); }

@@ -89,10 +89,10 @@ struct CheckedCall final : watch::ProbedCall {
   CheckedCall* outer;
 };
 
-thread_local CheckedCall* innermost_check = nullptr;
+thread_local CheckedCall* checking = nullptr;
 
-CheckedCall::CheckedCall() : outer(std::exchange(innermost_check, this)) {}
-CheckedCall::~CheckedCall() { innermost_check = outer; }
+CheckedCall::CheckedCall() : outer(std::exchange(checking, this)) {}
+CheckedCall::~CheckedCall() { checking = outer; }
 
 // With the lock.
 Taint taint_of(const at::Tensor& tensor) {
@@ -363,8 +363,7 @@ void Finder::casts_back(report::SiteId site, const at::Tensor& source, const at:
   }
   if (!from.any()) return;
   taint(result, from);
-  if (innermost_check != nullptr && innermost_check->known.maker == 0)
-    innermost_check->known = from;
+  if (checking != nullptr && checking->known.maker == 0) checking->known = from;
 }
 
 }  // namespace

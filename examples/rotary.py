@@ -1,7 +1,11 @@
 """Which op loses the accuracy of a llama under Habana's lists? One report names it, and the edit of the policy.
 
 The weights are random, and large enough that attention looks at positions; nothing is fetched.
+
+    python examples/rotary.py [PAGE.html]  # the report as a page, too
 """
+
+import sys
 
 import torch
 import transformers
@@ -36,6 +40,8 @@ def main() -> None:
         loss.backward()
     worst = report.edits()[0]
     print(worst)
+    for page in sys.argv[1:]:
+        report.to_html(page)
 
     edited = hmp.Policy.load("hmp").with_edits(worst.text)
     with torch.no_grad(), torch.autocast("cpu"):

@@ -33,8 +33,9 @@ TIMING = (*(f"benchmarks/harness/{name}.py" for name in ("device", "rows", "timi
 SUITE = (
     "habana_mp", "src", "lists", "tests", "examples", "CMakeLists.txt", "pyproject.toml", "requirements.txt", "requirements-dev.txt",
 )  # fmt: skip
-# What `make bench` writes beside the pages, and the goals of contributors: no page of users depends on them.
-_RESULTS = ("benchmarks/results.json", "benchmarks/goals.md", "benchmarks/goals.toml")
+# No other page depends on these: what `make bench` writes beside the pages, the goals of contributors, and the figures of a preset, which are
+# comments: its settings are those of tools/tune_presets.py, and its lists lie in other files.
+_RESULTS = ("benchmarks/results.json", "benchmarks/goals.md", "benchmarks/goals.toml", "lists/balanced/policy.toml")
 
 
 class Page(NamedTuple):
@@ -84,7 +85,7 @@ PAGES = (
     Page("lists/balanced/policy.toml", "make tune-presets", (
         *(path for path in ENGINE if path != "lists"), "lists/torch-cpu", "lists/torch-cuda", "tools/tune_presets.py", "zoo/small_models.py",
     ), "", tuple(f"lists/balanced/{name}.txt" for name in ("fp32", "lower", "promote"))),
-    Page("docs/report.png", "examples/rotary.py", (*REPORT, "habana_mp/_show", "habana_mp/templates", "examples/rotary.py")),
+    Page("docs/report.png", "make picture", (*REPORT, "habana_mp/_show", "habana_mp/templates", "examples/rotary.py", "tools/picture.py")),
 )  # fmt: skip
 
 

@@ -112,8 +112,9 @@ def test_find_a_nan():
     assert re.search(r"3\. with_edits\('\+mul:fp32'\): after 10 steps the loss is 0\.\d+", text)
 
 
-def test_rotary():
-    text = run("examples/rotary.py")
+def test_rotary(tmp_path):
+    text = run("examples/rotary.py", tmp_path / "page.html")
+    assert "+mul:fp32" in (tmp_path / "page.html").read_text()
     assert re.search(
         r"^\+mul:fp32: makes \d+ % of the error of the loss \(estimated: 0\.\d+ -> 0\.0\d+\), in LlamaForCausalLM: model.rotary_emb; ",
         text,

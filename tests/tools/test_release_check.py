@@ -24,7 +24,7 @@ def commit(**files: str) -> str:
     """Writes and commits files, by name; "__" is a slash and the last "_" a dot."""
     for name, text in files.items():
         file = Path(".".join(name.replace("__", "/").rsplit("_", 1)))
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     git("add", ".")
     git("commit", "--quiet", "--message", "next")
@@ -44,6 +44,18 @@ CASES = {
     "nothing-changed": (PAGE, "At commit {}.", {}, "current pages/page.md: {}"),
     "another-file": (PAGE, "At commit {}.", {"other_py": "2"}, "current pages/page.md: {}"),
     "written-with-it": (PAGE, "At commit {}.", {"data__written_txt": "2"}, "current pages/page.md: {}"),
+    "figures-of-a-preset": (
+        PAGE._replace(depends=("lists",)),
+        "At commit {}.",
+        {"lists__balanced__policy_toml": "# 2"},
+        "current pages/page.md: {}",
+    ),
+    "lists-of-a-preset": (
+        PAGE._replace(depends=("lists",)),
+        "At commit {}.",
+        {"lists__balanced__lower_txt": "mm"},
+        "stale   pages/page.md: {}; changed since: lists/balanced/lower.txt",
+    ),
     "a-file": (PAGE, "At commit {}.", {"tool_py": "2"}, "stale   pages/page.md: {}; changed since: tool.py"),
     "a-folder": (PAGE, "At commit {}.", {"data__b_txt": "2"}, "stale   pages/page.md: {}; changed since: data/b.txt"),
     "many-files": (

@@ -82,8 +82,9 @@ class Examination:
 
 
 @click.command()
+@click.option("--gaudi", is_flag=True, help="Also print the flags and switches of Gaudi, and what they do here.")
 @json_option
-def doctor(json_file: str | None) -> None:
+def doctor(gaudi: bool, json_file: str | None) -> None:
     """Check this machine, and measure the speed of bfloat16 on it.
 
     The command checks versions, presets, CPU, cast kernels, weight cache and environment. The measurement takes a second.
@@ -95,7 +96,7 @@ def doctor(json_file: str | None) -> None:
     """
     found = _examine()
     if json_file != "-":
-        _show(found)
+        _show(found, gaudi)
     write_json(asdict(found), json_file)
     if any(verdict.level == "problem" for verdict in found.verdicts):
         raise SystemExit(1)
@@ -123,11 +124,13 @@ def _examine() -> Examination:
     if found.cast_variant:
         found.speed = speed = measured()
         ratio = speed.matmul_ratio
-        products = "matrix products on one CPU thread: bfloat16 is"
+        products = "products on one thread: bfloat16 is"
         if ratio >= _FASTER:
             found.say("ok", f"{products} {ratio:.1f} x as fast as float32")
         else:
-            found.say("note", f"{products} {ratio:.2g} x as fast as float32; it saves memory here, not time")
+            found.say(
+                "note", f"{products} {ratio:.2g} x as fast as float32: it saves memory, not time; see habana-mp tune"
+            )
         found.say("ok", f"casts to bfloat16: {speed.cast_ratio:.1f} x as fast as Tensor.to")
     return found
 
@@ -218,8 +221,10 @@ def _examine_environment(found: Examination) -> None:
             read_list(os.environ[name])
 
 
-def _show(found: Examination) -> None:
+def _show(found: Examination, gaudi: bool) -> None:
     cpu = found.cpu
+    flags = [flag for flag in found.flags if gaudi or flag["value"]]
+    switches = found.switches if gaudi else []
     rows = [
         ("versions", [f"{name} {number}" for name, number in found.versions.items()]),
         ("cpu", [f"{cpu['name']}, {cpu['architecture']}, {cpu['cpus']} CPUs, torch uses {cpu['threads of torch']}"]),
@@ -231,8 +236,8 @@ def _show(found: Examination) -> None:
             [f"{name}={value} ({_VARIABLES[name]})" for name, value in found.environment.items()]
             or ["nothing set that acts"],
         ),
-        ("gaudi flags", [line for flag in found.flags for line in _lines(flag)]),
-        ("switches", [line for switch in found.switches for line in _of_switch(switch)]),
+        ("gaudi flags", [line for flag in flags for line in _lines(flag)]),
+        ("switches", [line for switch in switches for line in _of_switch(switch)]),
     ]
     if found.speed is not None:
         rows.append(("speed", found.speed.lines()))

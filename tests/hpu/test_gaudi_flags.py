@@ -123,7 +123,7 @@ def doctor(monkeypatch):
 
 
 def test_doctor_lists_what_each_flag_did_and_does(doctor):
-    text = doctor(PT_HPU_LAZY_MODE="1").stdout
+    text = doctor("--gaudi", PT_HPU_LAZY_MODE="1").stdout
     assert "PT_HPU_LAZY_MODE=1, on Gaudi: lazy execution\n" in text
     for flag in gaudi_flags.FLAGS:
         lines = rf"{flag.name}\S*, on Gaudi: {re.escape(flag.on_gaudi)}\n +here: {re.escape(flag.here)}\n"
@@ -135,6 +135,14 @@ def test_doctor_lists_what_each_flag_did_and_does(doctor):
     assert "here: it returns True\n" in text
     assert "here: nothing; it returns the model\n" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_doctor_lists_only_flags_that_are_set_unless_asked(doctor):
+    lines = doctor(PT_HPU_LAZY_MODE="1").stdout.splitlines()
+    assert [line for line in lines if "on Gaudi" in line] == [
+        "gaudi flags PT_HPU_LAZY_MODE=1, on Gaudi: lazy execution"
+    ]
+    assert "Gaudi" not in doctor().stdout
 
 
 def test_doctor_tells_the_flags_as_json(doctor):

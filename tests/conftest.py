@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 from pathlib import Path
@@ -108,6 +109,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
     # A group is for one worker: the other is not to wait for it at the end.
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_stays():
+    """Half a million objects of torch and pytest are not looked through again: by the first region after each revert for exported weights, and by
+    full collections.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import habana_mp._core as _core
@@ -25,19 +27,38 @@ def listed_rule(policy: Policy, found: _core.Rule) -> Rule | None:
     return Rule(found.action, found.low, True, policy._core.rule_text(found.entry))
 
 
+class _Op(NamedTuple):
+    """What is the same under every policy."""
+
+    names: tuple[str, ...]
+    computes_on: int
+    refuses_mixed: bool  # tensors of different dtypes (D41)
+    has_insides: bool  # it is made of others (D41), or may lack a kernel (D42)
+
+
+@functools.cache
+def _op(places: tuple[Home, ...], in_python: bool) -> _Op:
+    names = tuple(dict.fromkeys(home.name for home in places))
+    return _Op(
+        names,
+        max(computes_on(home, in_python) for home in places),
+        any(map(_core.refuses_mixed, names)),
+        any(_core.is_compound(name) or _core.may_lack_low_kernel(name) for name in names),
+    )
+
+
 def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
     """The rule of a policy for an op, None where convert need not patch it."""
-    for name in dict.fromkeys(home.name for home in places):
+    op = _op(tuple(places), isinstance(original, FunctionType))
+    for name in op.names:
         found = policy._core.resolve(name)
         if listed := listed_rule(policy, found):
             return listed
     action = found.action
-    computes = max(computes_on(home, original) for home in places)
-    if policy.rest == "inputs" or computes < (2 if policy.rest == "first_input" else 1):
-        if any(_core.refuses_mixed(home.name) for home in places):
-            action = _PROMOTE  # D41
-        # For what it is made of (D41), or lest it lack a kernel (D42).
-        elif any(_core.is_compound(home.name) or _core.may_lack_low_kernel(home.name) for home in places):
+    if policy.rest == "inputs" or op.computes_on < (2 if policy.rest == "first_input" else 1):
+        if op.refuses_mixed:
+            action = _PROMOTE
+        elif op.has_insides:
             action = _INPUTS
         else:
             return None

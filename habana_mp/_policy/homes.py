@@ -153,13 +153,15 @@ def aten_tensor_arguments() -> dict[str, int]:
     return _core.aten_tensor_arguments()
 
 
-def computes_on(home: Home, original: Callable[..., Any]) -> int:
-    """How many tensors the op computes on, at most: 0 for what is left out of the rest, 2 for "two or more"."""  # (D15)
+def computes_on(home: Home, in_python: bool) -> int:
+    """How many tensors the op computes on, at most: 0 for what is left out of the rest, 2 for "two or more". ``in_python``: torch has it as a function of
+    Python.
+    """  # (D15)
     name, own = home.name, home.attribute.removeprefix(home.prefix)
     if not _core.computes(name):
         return 0
     if own in OPERATORS:
         return 2 if own not in ("__neg__", "__abs__") else 1
-    if isinstance(original, types.FunctionType):
+    if in_python:
         return 2 if home.owner is F or own in _PYTHON_COMPUTING else 0
     return min(aten_tensor_arguments().get(name, aten_tensor_arguments().get(own, 0)), 2)

@@ -151,6 +151,7 @@ package-test: $(SETUP)
 
 # docs/report.png, the page of a report: a quiet machine, as it has times.
 picture: $(BUILT) $(DEVELOP)
+	@tools/system_packages.sh $(PYTHON) test
 	@$(BIN)/python -m tools.picture
 
 # Which pages with figures were measured before something that they depend on changed: a second.

@@ -35,7 +35,7 @@ SUITE = (
 )  # fmt: skip
 # No other page depends on these: what `make bench` writes beside the pages, the goals of contributors, and the figures of a preset, which are
 # comments: its settings are those of tools/tune_presets.py, and its lists lie in other files.
-_RESULTS = ("benchmarks/results.json", "benchmarks/goals.md", "benchmarks/goals.toml", "lists/balanced/policy.toml")
+_FIGURES = ("benchmarks/results.json", "benchmarks/goals.md", "benchmarks/goals.toml", "lists/balanced/policy.toml")
 
 
 class Page(NamedTuple):
@@ -120,7 +120,7 @@ def commit_now() -> str:
     depends = sorted({path for page in PAGES for path in page.depends})
     try:
         commit = _git(ROOT, "rev-parse", "--short=9", "HEAD")
-        changed = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *depends, *_without(*_RESULTS))
+        changed = _git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *depends, *_without(*_FIGURES))
     except (OSError, subprocess.CalledProcessError):
         return NOT_KNOWN
     return commit + CHANGES * bool(changed)
@@ -150,7 +150,7 @@ def measured(page: Page, root: Path = ROOT) -> Iterator[Measured]:
                 "HEAD",
                 "--",
                 *page.depends,
-                *_without(page.file, *page.beside, *_RESULTS),
+                *_without(page.file, *page.beside, *_FIGURES),
             )
         except subprocess.CalledProcessError:
             yield Measured(commit, is_known, bool(changes), is_there=False)

@@ -239,6 +239,8 @@ def test_copies_run_their_own_forward(low_here, copied, policy) -> None:
 class TestBodies:
     """As ``disable_casts`` and ``hmp.autocast`` do with functions that they decorate (D27)."""
 
+    # torch's decorator of generators, from Python 3.12 on; that of torch.no_grad warns alike.
+    @pytest.mark.filterwarnings(r"ignore:the \(type, exc, tb\) signature of throw\(\):DeprecationWarning")
     @pytest.mark.parametrize("policy", [HIGH, "fp32"], ids=["policy", "fp32"])
     def test_a_generator_runs_under_the_policy(self, low_here, policy) -> None:
         def forward(t):

@@ -2,7 +2,7 @@
 
 A cell has a clone of the last commit and an environment of its own under build/matrix/. It installs its torch, builds, runs the suite folder by
 folder, and deletes the environment. What was done for this commit is not done again, nor is a folder of tests that was green at an earlier
-commit if nothing but other folders of tests changed. Knows nothing of the package but how it is built.
+commit if nothing changed but other folders of tests and what no test of it reads. Knows nothing of the package but how it is built.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ CELLS = ("2.11/3.10", "2.12/3.11", "2.13/3.11", "2.14/3.12", "2.15/3.12", "2.15/
 
 FOLDER = ROOT / "build/matrix"
 HEAD = "| torch | Python | passed | failed | skipped | minutes | date | commit |"
+# What few folders of tests read, and which.
+_READ_BY = {str(PAGE.relative_to(ROOT)): {"project"}, "tools/": {"packages", "policy", "project", "tools"}}
 _NEEDED_GIB = 15  # a CUDA build of torch with its libraries takes 6, and pip twice that while it installs
 
 
@@ -189,8 +191,7 @@ def _taken_over(folder: Path, results: Path, part: str, parts: Sequence[str]) ->
             continue
         changed = output("git", "diff", "--name-only", earlier.parent.name, results.name).splitlines()
         others = tuple(f"tests/{other}/" for other in parts if other != part)
-        if part != "project":  # which reads the page that this writes
-            others += (str(PAGE.relative_to(ROOT)),)
+        others += tuple(path for path, readers in _READ_BY.items() if part not in readers)
         if all(file.startswith(others) for file in changed):
             shutil.copy(earlier, results)
             shutil.copy(earlier.with_suffix(".seconds"), results)
@@ -207,7 +208,7 @@ def _test(tree: Path, venv: Path, results: Path, part: str, jobs: int) -> None:
     started = time.monotonic()
     # Some tests compare with recordings of another process: here those of the torch that is developed with.
     ours = ROOT / ".venv/bin/python"
-    other = {"HABANA_MP_RECORDED_BY": str(ours)} if ours.exists() else {}
+    other = {"RECORDING_PYTHON": str(ours)} if ours.exists() else {}
     with (results / f"{part}.log").open("w") as log:
         code = subprocess.run(
             [*command, f"--junitxml={unfinished}"],

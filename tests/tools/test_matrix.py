@@ -116,13 +116,14 @@ def test_a_kept_clone_goes_on_to_the_next_commit(tmp_path, monkeypatch):
 
 GREEN = '<testsuites><testsuite><testcase classname="tests.a" name="passes" /></testsuite></testsuites>'
 TAKEN_OVER = {
-    "another-part": ("tests/scope/b", GREEN, True),
-    "this-part": ("tests/policy/a", GREEN, False),
+    "another-part": ("tests/policy/b", GREEN, True),
+    "this-part": ("tests/scope/a", GREEN, False),
     "what-parts-share": ("tests/conftest.py", GREEN, False),
     "the-package": ("habana_mp/hmp.py", GREEN, False),
     "the-row-that-it-wrote": ("docs/versions.md", GREEN, True),
+    "a-tool": ("tools/gpu.py", GREEN, True),
     "another-page": ("docs/lists.md", GREEN, False),
-    "it-was-red": ("tests/scope/b", REPORT, False),
+    "it-was-red": ("tests/policy/b", REPORT, False),
 }
 
 
@@ -141,10 +142,10 @@ def test_a_part_is_not_run_again_for_tests_of_other_parts(tmp_path, monkeypatch,
         commits.append(git(checkout, "rev-parse", "--short=9", "HEAD"))
         (folder / commits[-1]).mkdir(parents=True)
     earlier, results = (folder / commit for commit in commits)
-    (earlier / "policy.xml").write_text(report)
-    (earlier / "policy.seconds").write_text("61.5")
-    assert matrix._taken_over(folder, results, "policy", ["policy", "scope"]) is taken
-    assert sorted(path.name for path in results.iterdir()) == (["policy.seconds", "policy.xml"] if taken else [])
+    (earlier / "scope.xml").write_text(report)
+    (earlier / "scope.seconds").write_text("61.5")
+    assert matrix._taken_over(folder, results, "scope", ["policy", "scope"]) is taken
+    assert sorted(path.name for path in results.iterdir()) == (["scope.seconds", "scope.xml"] if taken else [])
 
 
 CANNOT = [

@@ -1,6 +1,6 @@
 """Differences planted in another process, in a program that differs from that of run a besides.
 
-The other process may have another version of torch: the Python in HABANA_MP_RECORDED_BY records then. `make matrix` sets it.
+The other process may have another version of torch: the Python in RECORDING_PYTHON records then. `make matrix` sets it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.evidence.recordings.planted.plants import CASES, PLANTS, PROGRAMS, fi
 from tests.evidence.recordings.programs import record
 
 RTOL = 1e-4
-PYTHON = os.environ.get("HABANA_MP_RECORDED_BY", sys.executable)
+PYTHON = os.environ.get("RECORDING_PYTHON", sys.executable)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -25,7 +25,10 @@ _PRECISION = {torch.bfloat16: (8, -133), torch.float16: (11, -24), torch.float32
 
 def formulas(of_torch: dict[Any, _Formula]) -> dict[Any, _Formula]:
     """By op. What is not computed in one low dtype on the CPU is left to the formulas of torch, if there is one."""
-    return {op: functools.partial(_of_low, formula, of_torch.get(op)) for op, formula in _FORMULAS.items()}
+    found: dict[Any, _Formula] = {
+        op: functools.partial(_of_low, formula, of_torch.get(op)) for op, formula in _FORMULAS.items()
+    }
+    return {**found, _ATEN.full.default: functools.partial(_full, of_torch.get(_ATEN.full.default))}
 
 
 def _of_low(formula: _Formula, of_torch: _Formula | None, *args: Any, **kwargs: Any) -> Any:
@@ -90,8 +93,11 @@ def _rsub(low: torch.dtype, x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
 
 
 def _with_single(by: Callable[[Any, Any], Any], low: torch.dtype, x: Any, other: Any) -> Any:
-    if _is_single(other):
-        return by(x.float(), other)  # not rounded
+    # Neither is rounded. Torch 2.15 rounds a number in the graph to the low dtype.
+    if _is_single(other) or (
+        isinstance(other, (int, float)) and not (_is_number(other, low) and _in(low, other) == other)
+    ):
+        return by(x.float(), other)
     return by(_in(low, x), _in(low, other)) if _is_single(x) else NotImplemented
 
 
@@ -106,11 +112,14 @@ def _lerp(low: torch.dtype, x: torch.Tensor, end: torch.Tensor, weight: Any) -> 
 
 
 def _pow(low: torch.dtype, x: torch.Tensor, exponent: Any) -> Any:
-    if low != torch.bfloat16 or not _is_number(exponent, low):
+    if not _is_number(exponent, low):
         return NotImplemented
-    if exponent == 3:
+    if low == torch.bfloat16 and exponent == 3:
         return x * x * x
-    return (x * x).reciprocal() if exponent == -2 else NotImplemented
+    if low == torch.bfloat16 and exponent == -2:
+        return (x * x).reciprocal()
+    # Of other whole powers Inductor does not round the result.
+    return x.float() ** int(exponent) if exponent == int(exponent) and abs(exponent) < 32 else NotImplemented
 
 
 def _glu(_: torch.dtype, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -136,6 +145,13 @@ def _remainder(low: torch.dtype, x: torch.Tensor, number: Any) -> Any:
     return torch.where((rest != 0) & ((rest < 0) != (number < 0)), rest + _in(low, number), rest)
 
 
+def _full(of_torch: _Formula | None, size: Any, value: Any, *, dtype: Any = None, **kwargs: Any) -> Any:
+    """Before torch 2.15 Inductor takes the number into the next kernel as it is given."""
+    if dtype in LOW_DTYPES and _is_number(value, dtype) and _in(dtype, value) != value:
+        return torch.full(size, _in(dtype, value), dtype=dtype, **kwargs)
+    return NotImplemented if of_torch is None else of_torch(size, value, dtype=dtype, **kwargs)
+
+
 _FORMULAS: dict[Any, _Formula] = {
     _ATEN.add.Tensor: _add,
     _ATEN.add.Scalar: _add,
@@ -143,7 +159,9 @@ _FORMULAS: dict[Any, _Formula] = {
     _ATEN.sub.Scalar: functools.partial(_add, sign=-1),
     _ATEN.rsub.Scalar: _rsub,
     _ATEN.mul.Tensor: functools.partial(_with_single, operator.mul),
+    _ATEN.mul.Scalar: functools.partial(_with_single, operator.mul),
     _ATEN.div.Tensor: functools.partial(_with_single, operator.truediv),
+    _ATEN.div.Scalar: functools.partial(_with_single, operator.truediv),
     _ATEN.lerp.Scalar: _lerp,
     _ATEN.pow.Tensor_Scalar: _pow,
     _ATEN.glu.default: _glu,

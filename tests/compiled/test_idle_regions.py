@@ -45,6 +45,16 @@ def test_no_node_where_autocast_is_off(function) -> None:
     assert (len(names), dtype) == (1, torch.float32)
 
 
+def test_a_function_is_decorated_inside_of_compiled_code() -> None:
+    """From torch 2.15 on Dynamo stopped at torch's decorator."""
+
+    def without_casts(x):
+        return hmp.disable_casts()(torch.neg)(x)
+
+    names, dtype = graph_of(without_casts)
+    assert (names[1], dtype) == ("neg", torch.float32)
+
+
 def test_nodes_where_it_is_on() -> None:
     def inside(x):
         with hmp.autocast("cpu", policy=A):

@@ -21,6 +21,12 @@ OPS = {
     "sub, number first": lambda x, y: torch.sub(2.1, x),
     "a number between two of float32": lambda x, y: torch.zeros_like(x) + (1 + 2**-8 + 2**-11 + 2**-40),
     "-0.0 - x": lambda x, y: -0.0 - x.round(),
+    "x * 0.3": lambda x, y: x * 0.3,
+    "0.3 * x": lambda x, y: 0.3 * x,
+    "x / 0.3": lambda x, y: x / 0.3,
+    "0.3 / x": lambda x, y: 0.3 / x,
+    "x * 1e-3 + y": lambda x, y: x * 1e-3 + y,
+    "x * tensor full of one number": lambda x, y: x * torch.full_like(y, 0.3),
     "x * tensor without dimensions": lambda x, y: x * torch.full((), 0.1357),
     "tensor without dimensions * x": lambda x, y: torch.full((), 0.1357) * x,
     "x / tensor without dimensions": lambda x, y: x / torch.full((), 0.1357),
@@ -39,6 +45,13 @@ OPS = {
     "x ** 3": lambda x, y: x**3,
     "x ** -2": lambda x, y: x**-2,
     "x ** 2": lambda x, y: x**2,
+    # Nothing rounded these before the next op.
+    "x ** 4 + 0.3": lambda x, y: x**4 + 0.3,
+    "x ** 3 * 0.3": lambda x, y: x**3 * 0.3,
+    "0.3 - x ** -3": lambda x, y: 0.3 - x**-3,
+    "softmax of x ** 4": lambda x, y: torch.softmax(x**4, -1),
+    "layer_norm of x ** 4": lambda x, y: F.layer_norm(x**4, (64,)),
+    "glu of x ** 5": lambda x, y: F.glu(x**5),
     "glu": lambda x, y: F.glu(x),
     "glu, dim 0": lambda x, y: F.glu(x, 0),
     "fmod": lambda x, y: torch.fmod(x, 0.7),
@@ -95,14 +108,14 @@ def test_nearly(op, dtype) -> None:
 def test_gradients(dtype) -> None:
     """Of glu the kernel rounds the sigmoid, of ``x ** 3`` and lerp torch has ops of its own."""
     generator = torch.Generator().manual_seed(0)
-    x, y, *grads = (torch.randn(64, 64, generator=generator).mul(3).to(dtype) for _ in range(5))
+    x, y, *grads = (torch.randn(64, 64, generator=generator).mul(3).to(dtype) for _ in range(6))
     grads[0] = grads[0][:, :32]
 
-    def ops(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> list[torch.Tensor]:
-        return [F.glu(a), b**3, torch.lerp(c, d, 0.3)]
+    def ops(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, e: torch.Tensor) -> list[torch.Tensor]:
+        return [F.glu(a), b**3, torch.lerp(c, d, 0.3), torch.erf(e * 0.3)]
 
     def gradients(function) -> list[torch.Tensor]:
-        leaves = [each.clone().requires_grad_() for each in (x, x, x, y)]
+        leaves = [each.clone().requires_grad_() for each in (x, x, x, y, y)]
         return torch.autograd.grad(function(*leaves), leaves, grads)
 
     with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mm"], fp32=[])):
@@ -131,6 +144,7 @@ def test_lists_do_not_reach_into_formulas(op) -> None:
 
 
 BF16, FP16 = torch.bfloat16, torch.float16
+WITH_COMPLEX_BFLOAT16 = hasattr(torch, "bcomplex32")
 NOT_OURS = {
     "a number beyond float16": (FP16, lambda x, n: x + 1e6),
     "a complex exponent": (BF16, lambda x, n: x ** (3 + 0j)),
@@ -147,6 +161,8 @@ def test_what_is_left_to_torch(op, monkeypatch) -> None:
     """No error of ours, and the same dtype."""
     monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
     dtype, function = NOT_OURS[op]
+    if op == "a complex exponent" and WITH_COMPLEX_BFLOAT16:
+        pytest.skip("torch has such a dtype from 2.15 on, and no power in it, compiled or not")
     x, n = torch.linspace(1, 2, 8).to(dtype), torch.tensor(2)
     with torch.no_grad(), hmp.autocast("cpu", dtype=dtype, policy=hmp.Policy.from_ops(lower=["mm"], fp32=[])):
         expected = function(x, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,10 @@ from habana_mp._show.units import time
 # Best times of two equal policies are seldom further apart than four such gaps: in at most 1 of 10 pairs, if times have an exponential tail.
 _GAPS = 4
 # Two searches find the same lists only where they need not tell times apart that are nearer, whatever the gaps were.
-_ALIKE = 0.02
+ALIKE = 0.02
 _LESS = 0.99
+# How likely rounds are by chance that show a policy to be slower: three of three, six of seven.
+_CHANCE = 1 / 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,8 +64,8 @@ def timed_in_turns(
     """The points with the best of their times, and by how much these differ by chance, in seconds.
 
     One runs after another in each round, so that what else the machine does reaches all of them. The chance is measured by how far the
-    second best time of a policy is from the best: slow runs do not count. It is less than a difference that each of the rounds shows, and at
-    least 2 % of the shortest time.
+    second best time of a policy is from the best: slow runs do not count. It is less than a difference that the rounds show, and at least 2 % of
+    the shortest time.
     """
     times: list[list[float]] = [[] for _ in points]
     for _ in range(rounds):
@@ -71,10 +74,17 @@ def timed_in_turns(
     ordered = [sorted(own) for own in times]
     gap = statistics.median(own[1] - own[0] for own in ordered)
     fastest = min(times, key=min)
-    shown = [min(own) - min(fastest) for own in times if all(a > b for a, b in zip(own, fastest, strict=True))]
-    least = _ALIKE * min(fastest)
+    shown = [min(own) - min(fastest) for own in times if _is_slower(own, fastest)]
+    least = ALIKE * min(fastest)
     noise = max(least, min([_GAPS * gap, *(_LESS * each for each in shown if each > least)]))
     return [replace(point, seconds=own[0], timed=rounds) for point, own in zip(points, ordered, strict=True)], noise
+
+
+def _is_slower(own: Sequence[float], fastest: Sequence[float]) -> bool:
+    """By a sign test on the rounds: some of them may be slow for what else the machine does."""
+    rounds, slower = len(own), sum(a > b for a, b in zip(own, fastest, strict=True))
+    as_many: int = sum(math.comb(rounds, each) for each in range(slower, rounds + 1))
+    return as_many <= _CHANCE * (1 << rounds)
 
 
 def as_fast(points: Collection[Point], noise: float) -> list[Point]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from habana_mp._evidence.tune.turns import as_fast
-from habana_mp._show.units import counted, in_unit, unit_of
+from habana_mp._evidence.tune.turns import ALIKE, as_fast
+from habana_mp._show.units import counted, in_unit, time, unit_of
 
 _MOST_MOVED = 10
 
@@ -22,7 +22,16 @@ def remarks(found: Any) -> Iterator[str]:
     if found.check_error is not None:
         above = "above the budget" if found.check_error > found.budget else "within the budget"
         yield f"error on the data of check: {found._beside(found.check_error)}, {above}"
-    if _is_float32(found, found.chosen):
+    if not _is_float32(found, found.chosen):
+        return
+    near = min(_near(found), key=lambda point: point.seconds, default=found.chosen)
+    if near.seconds < (1 - ALIKE) * found.chosen.seconds:
+        float32, other = (time(point.seconds) for point in (found.chosen, near))
+        yield (
+            f"times differ too much from run to run ({time(found.noise)}) to tell whether {near.name} ({other}) is faster than float32 ({float32}): "
+            "search again, or run without a policy"
+        )
+    else:
         yield f"float32 is {'as fast' if len(_near(found)) > 1 else 'the fastest'}: run without a policy"
 
 

@@ -52,7 +52,7 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
                 f"policy replaces opt_level and the list files and cannot be combined with {named_files or 'opt_level O2'}. "
                 "To change the lists of a policy, use Policy.from_files(..., base=)"
             )
-        start = policy if isinstance(policy, Policy) else Policy.load(policy)
+        start = policy._checked(strict) if isinstance(policy, Policy) else Policy.load(policy, strict=strict)
         # bfloat16 is the default of the argument; a policy of float16 keeps its own.
         return start if low == "bfloat16" else start.with_low_dtype(low)
     if level == "O2":

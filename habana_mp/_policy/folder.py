@@ -63,7 +63,7 @@ def hint_of_name(text: str) -> str:
     return near(text, presets(), most=1).removeprefix(".")
 
 
-def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
+def read_folder(folder: Path, *, shipped: bool, strict: bool = False) -> core.Policy:
     described = read_description(folder / DESCRIPTION)
     with _missing_named():
         files = {title: read_list(folder / f"{title}.txt", title) for title in LISTS if _has(folder, title)}
@@ -85,7 +85,7 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     if not shipped:
         for title in ALL_LISTS:
             where = files[title].path if title in files else str(folder / DESCRIPTION)
-            check_known([entry for entry in entries if entry.list == title], where, strict=False)
+            check_known([entry for entry in entries if entry.list == title], where, strict=strict)
     return made
 
 

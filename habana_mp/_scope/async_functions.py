@@ -47,4 +47,4 @@ def _traced(make: Callable[[], Any], function: Any) -> Any:
         with make():
             return function(*args, **kwargs)
 
-    return inside
+    return functools.wraps(function)(inside) if hasattr(function, "__name__") else inside

@@ -17,8 +17,8 @@ _GAPS = 4
 # Two searches find the same lists only where they need not tell times apart that are nearer, whatever the gaps were.
 ALIKE = 0.02
 _LESS = 0.99
-# How likely rounds are by chance that show a policy to be slower: three of three, six of seven.
-_CHANCE = 1 / 8
+# How likely it may be by chance that so many rounds show a policy to be slower: all of them up to six, six of seven.
+_CHANCE = 1 / 10
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +84,7 @@ def _is_slower(own: Sequence[float], fastest: Sequence[float]) -> bool:
     """By a sign test on the rounds: some of them may be slow for what else the machine does."""
     rounds, slower = len(own), sum(a > b for a, b in zip(own, fastest, strict=True))
     as_many: int = sum(math.comb(rounds, each) for each in range(slower, rounds + 1))
-    return as_many <= _CHANCE * (1 << rounds)
+    return as_many <= max(1, _CHANCE * (1 << rounds))
 
 
 def as_fast(points: Collection[Point], noise: float) -> list[Point]:

@@ -60,7 +60,12 @@ def _in(low: torch.dtype, value: Any) -> Any:
 
 def _is_single(value: object) -> bool:
     """Beside a tensor with dimensions, one without takes part in an op as a number does."""
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.float32
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dim() == 0
+        and value.dtype not in LOW_DTYPES
+        and not value.is_complex()
+    )
 
 
 def _is_number(value: object, low: torch.dtype) -> bool:
@@ -127,8 +132,9 @@ def _pow(low: torch.dtype, x: torch.Tensor, exponent: Any) -> Any:
         return x * x * x
     if low == torch.bfloat16 and exponent == -2:
         return (x * x).reciprocal()
-    # Of other whole powers Inductor does not round the result.
-    return _wide(x) ** int(exponent) if exponent == int(exponent) and abs(exponent) < 32 else NotImplemented
+    exponent = _in(low, exponent)
+    # Of other powers Inductor does not round the result. Small whole ones it multiplies.
+    return _wide(x) ** (int(exponent) if exponent == int(exponent) and abs(exponent) < 32 else exponent)
 
 
 def _glu(_: torch.dtype, x: torch.Tensor, dim: int = -1) -> torch.Tensor:

@@ -412,6 +412,8 @@ def test_d22_strict_policies(made, tmp_path):
     if not isinstance(policy, Policy):
         with pytest.raises(ValueError, match=f"{place}'lienar' is not an op of torch"):
             Policy.load(policy, strict=True)
+        with pytest.raises(ValueError, match=f"{place}'lienar' is not an op of torch"):
+            Policy.from_files(base=policy, strict=True)
 
 
 @pytest.mark.parametrize("preset", presets())

@@ -103,7 +103,7 @@ class OfTorch:
     compiled: Any = None  # computes the steps
 
     def logits(self, prompt: torch.Tensor) -> torch.Tensor:
-        with self.variant.process(), torch.inference_mode(), self.variant.forward():
+        with self.variant.process(), torch.no_grad(), self.variant.forward():
             found: torch.Tensor = self.model(prompt).logits[:, -1].float()
             return found
 
@@ -115,7 +115,7 @@ class OfTorch:
     def _shortest(self, prompt: torch.Tensor, tokens: int) -> float:
         best = float("inf")
         step = self.model if self.compiled is None else self.compiled
-        with torch.inference_mode(), self.variant.forward():
+        with torch.no_grad(), self.variant.forward():
             out = self.model(prompt, past_key_values=self._cache(), use_cache=True)
             for _ in range(tokens):
                 token = out.logits[:, -1:].argmax(-1)
@@ -215,7 +215,7 @@ def measure(quick: bool) -> Report:
     beside = f" Another package in 8 bits: {RIVAL}." if any(RIVAL in each.taken for each in times) else ""
     text = f"""\
 The time of the shortest decoding step, in milliseconds, without the prompt. A step makes one token for each sequence of the batch. The models
-have random weights, 6 layers of width 1024 or 768, {model_zoo.VOCABULARY} words and a prompt of {PROMPT} tokens, under `torch.inference_mode()`. The variants are those of
+have random weights, 6 layers of width 1024 or 768, {model_zoo.VOCABULARY} words and a prompt of {PROMPT} tokens, under `torch.no_grad()` and in one region, as in `generate` of transformers: there `torch.autocast` keeps its casts of weights. The variants are those of
 [Inference](#inference){packed}{in_8_bits}.{compiled}{beside}
 
 {tables}

@@ -183,6 +183,10 @@ COMPILE_FX = Feature(
     formulas=f"{INDUCTOR}:select_decomp_table",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
+COMPILED_CALLS = Feature(
+    "a convolution in compiled code may be cast once more, where Inductor is imported under convert",
+    kernels="torch._inductor.select_algorithm:extern_kernels",
+)
 # The graph that a formula is traced into; at the nodes that are marked in it Inductor keeps the rounding.
 TRACED_FORMULAS = Feature(
     "the gradient of glu in compiled code may differ from that of uncompiled code",

@@ -29,7 +29,7 @@ LINES = [
     Subject(
         "Inference",
         "inference",
-        "habana_mp casts a weight once and keeps the copy until the weight changes. `torch.autocast` casts it at every call. In a model held in bfloat16, each matrix product rearranges its weight.",
+        "habana_mp casts a weight once and keeps the copy until the weight changes. `torch.autocast` casts it anew in each region. In a model held in bfloat16, each matrix product rearranges its weight.",
     ),
     Subject(
         "Decoding",

@@ -18,7 +18,7 @@ from habana_mp._compiled import export, rounding
 from habana_mp._convert.patched_op import PatchedOp
 from habana_mp._feature import whole
 from habana_mp._scope.after_import import after_import
-from habana_mp._torch_private import DYNAMO, TRACE_RULES, TRACED_CODE
+from habana_mp._torch_private import COMPILED_CALLS, DYNAMO, INDUCTOR, TRACE_RULES, TRACED_CODE
 
 
 def _have_ops_traced() -> None:
@@ -42,9 +42,16 @@ def _have_ops_traced() -> None:
     setattr(*TRACE_RULES.place("methods"), get_tensor_method)
 
 
+def _have_ops_called_uncast() -> None:
+    """Compiled code calls some ops, such as convolution, by what Inductor found at its import. The graph has their casts."""
+    kernels: dict[str, Any] = vars(COMPILED_CALLS.kernels) if COMPILED_CALLS.works else {}
+    kernels.update({name: op.original for name, op in kernels.items() if isinstance(op, PatchedOp)})
+
+
 def prepare() -> None:
     """Sees to it that Dynamo traces patched ops, now or when it is imported, and that torch.export records casts inside compounds."""
     after_import(DYNAMO, _have_ops_traced)
+    after_import(INDUCTOR, _have_ops_called_uncast)
     export.serve()
     rounding.serve()
 

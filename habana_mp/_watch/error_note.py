@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from types import CodeType
 
 import torch
 
@@ -35,6 +37,9 @@ def _note(
     if _NORM_REFUSES in str(error):
         add_note(error, _note_of_norm(error, op, policy))
         return
+    if region is not None and torch.autograd.function.BackwardCFunction.apply.__code__ in _codes(error):
+        add_note(error, f"{_given(policy, op, tensors)} {_NO_REGION}")
+        return
     add_note(error, note(policy, op, tensors, last_lower) + (_CASTS_OFF if casts_off else ""))
 
 
@@ -56,6 +61,10 @@ def note_of_float32_module(error: BaseException, path: str, module: torch.nn.Mod
 _OURS = "habana_mp: "
 # torch's words, of all norms on the CPU.
 _NORM_REFUSES = "mixed dtype (CPU): expect parameter to have"
+_NO_REGION = (
+    "No region covers a backward pass. Decorate forward and backward of the torch.autograd.Function with hmp.custom_fwd and "
+    "hmp.custom_bwd, or cast the tensor by hand (x.float())."
+)
 _CASTS_OFF = " The call is in hmp.disable_casts(), where no argument is cast: cast the tensor before the call."
 
 
@@ -65,8 +74,7 @@ def _is_ours(text: str) -> bool:
 
 def note(policy: Policy, op: str, tensors: Sequence[torch.Tensor], last_lower: str) -> str:
     """What to say of an op that has failed on low tensors under a policy; "" and none where it is known only that one has."""
-    dtypes = " and ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors})) or policy._core.low_dtype
-    given = f"{_OURS}{op or 'an op'} was given {dtypes} under the policy {policy.name!r}."
+    given = _given(policy, op, tensors)
     makers = (_lower_rule(policy, maker) for tensor in tensors for maker in _makers(tensor))
     made = next(filter(None, makers), None)
     rule = made or (_lower_rule(policy, last_lower) if last_lower else None)
@@ -81,6 +89,11 @@ def note(policy: Policy, op: str, tensors: Sequence[torch.Tensor], last_lower: s
     )
 
 
+def _given(policy: Policy, op: str, tensors: Sequence[torch.Tensor]) -> str:
+    dtypes = " and ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors})) or policy._core.low_dtype
+    return f"{_OURS}{op or 'an op'} was given {dtypes} under the policy {policy.name!r}."
+
+
 def _note_of_norm(error: BaseException, op: str, policy: Policy) -> str:
     """No cast helps it: the running statistics are written to, and a cast would lose what is written."""  # (D14)
     return (
@@ -92,11 +105,14 @@ def _note_of_norm(error: BaseException, op: str, policy: Policy) -> str:
 
 def _failed_in(error: BaseException) -> str:
     """The function of torch.nn.functional that has raised it."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    code = None if traceback is None else traceback.tb_frame.f_code
+    *_, code = [None, *_codes(error)]
     return code.co_name if code is not None and code.co_filename == torch.nn.functional.__file__ else ""
+
+
+def _codes(error: BaseException) -> Iterator[CodeType]:
+    """What it has left, the outermost first."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        yield frame.f_code
 
 
 def add_note(error: BaseException, text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from msgspec import structs
 
 import habana_mp._core as _core
@@ -79,6 +80,7 @@ class Search:
         if not as_start:
             _check_float32(measured)
         self._runs.is_inference = not backward
+        self._as_served = as_start and self._in_seconds and not backward
         comparable = parts.unit == "results" or (parts.unit == "loss" and self._runs.numbers == 1)
         self._predicts &= comparable
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
@@ -279,6 +281,7 @@ class Search:
             float32_seconds=next(point.seconds for point in self._points if point.policy == self._wide),
             noise=noise,
             _edits=(*self._edits, *self._in_formats),
+            _may_try_8_bits=self._as_served and not (self._formats or torch.accelerator.is_available()),
         )
 
     def _time_in_turns(self, own: Point) -> float:

@@ -98,6 +98,7 @@ class Tuned(Short, Document):
     float32_seconds: float
     noise: float | None
     _edits: tuple[Edit, ...]  # that the report of the start speaks for
+    _may_try_8_bits: bool  # inference on a CPU, and no format in 8 bits was asked for
 
     @property
     def front(self) -> tuple[Point, ...]:

@@ -171,11 +171,14 @@ class _Telling:
             where = common(row.module for row in rows)
             why = f"{cost}, {self._added(*errors[1:3])}"
         else:
-            where = _where(rows, taken.change)
+            where = _where(rows, taken.change if taken.share else lambda row: row.measured.ran.squares)
             others = "" if taken.is_first else f" with those before it, {self._each(errors[3])} alone"
             by_choices = self._objective.flips and own**2 < (1 - 2 * taken.share) * now**2
             chosen = ", and more by what is chosen" if by_choices else ""
-            why = f"makes {share(taken.share, 1.0)} of the error of {self._objective.what}{chosen} (estimated: {self._change_of(*errors[1:3])}{others})"
+            makes = (
+                f"makes {share(taken.share, 1.0)} of" if taken.share or by_choices else "is followed by ops that make"
+            )
+            why = f"{makes} the error of {self._objective.what}{chosen} (estimated: {self._change_of(*errors[1:3])}{others})"
             why += (f", in {where}" if where else "") + f"; {cost}"
         losses = [LossError(each, *(errors[i][each] for i in (0, 2, 3))) for each in errors[0]]
         return Edit(

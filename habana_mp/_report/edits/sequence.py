@@ -146,11 +146,18 @@ class Sequence:
         losses = [each for row in self._groups[entry] for each in row.measured.losses]
         return bool(self.objective.flips) and any(each.choice and each.squares for each in losses)
 
+    def _leads(self, entry: Entry) -> bool:
+        """Whether it rounds numbers that no gradient comes to, such as those of positions: one op behind them has all of their error."""
+        return any(
+            row.policy and row.measured.ran.squares > 0 and not (row.measured.losses or row.measured.projections)
+            for row in self._groups[entry]
+        )
+
     def _wide(self) -> Iterator[Taken]:
         shares = {entry: self._share(self._groups[entry]) for entry in self._new()}
         # Each next one is tried with all that are left, so there may not be too many.
         largest = sorted(
-            (entry for entry, part in shares.items() if part > 0 or self._decides(entry)),
+            (entry for entry, part in shares.items() if part > 0 or self._decides(entry) or self._leads(entry)),
             key=lambda entry: -max(self._worth(self._with("fp32", entry)), _LARGE * shares[entry]),
         )
         waiting = largest[:_MOST_TRIED]

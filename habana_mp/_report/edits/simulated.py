@@ -193,6 +193,8 @@ class Simulation:
             to = {"fp32": _WIDE, "lower": self._low}.get(rule.action, rule.action if rule.action in FORMATS else None)
             computes = _core.computes(encodable(row.op)) and number not in self._in_place
             if rule.action == "rest" and rule.rest == "fp32" and computes:
+                if number in self._inside and row.decision not in _LOWERED:
+                    continue  # the lists decide about what is inside of it
                 to = _WIDE
             first = (rule.action == "rest" and rule.rest == "first_input") or number in self._in_place
             if to is not None:

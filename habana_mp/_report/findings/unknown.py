@@ -36,7 +36,7 @@ _NO_POLICY = (
 )
 _NOT_WORTH_IT = (
     "no edit of the lists is worth it",
-    "no op makes 5 % of the error of a loss or of projected outputs, and none saves time in the low dtype for less than 1 % of it",
+    "none takes away 5 % of the error of a loss or of projected outputs, and none saves time in the low dtype for less than 1 % of it",
 )
 _NO_BACKWARD = (
     "no backward pass was seen, so it is not known which op makes the error",

@@ -109,8 +109,10 @@ def test_gradients_are_those_of_uncompiled_code(name, title, front_end):
         y.float().square().sum().backward()
         found.append([y, x.grad, *(each.grad for each in model.parameters() if each.requires_grad)])
     hmp.revert()
+    # Inductor may ask for channels last, for which oneDNN has another convolution: sums that cancel differ in their last bits.
+    atol = 1e-6 if name == "conv" else 0
     for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(other, one, rtol=0, atol=0 if one is found[0][0] else atol)
 
 
 def test_a_weight_that_was_written_to_before_the_backward_pass():

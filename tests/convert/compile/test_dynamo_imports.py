@@ -48,6 +48,33 @@ class TestImportOrder:
     def test_dynamo_imported_before_or_after_convert(self, order):
         assert run_python(self.PROGRAM, order) == "done\n"
 
+    @pytest.mark.parametrize("order", ["before", "after"])
+    @pytest.mark.parametrize("layer", ["Conv1d(8, 8, 3)", "Conv2d(8, 8, 1)", "ConvTranspose2d(8, 8, 3)"])
+    def test_inductor_imported_before_or_after_convert(self, order, layer):
+        """Inductor found the patched convolution, which gave its code float32 numbers in place of bfloat16 ones: NaN."""
+        program = """
+            import sys, torch
+            from habana_mp import hmp
+            torch.manual_seed(0)
+            layer = eval(f"torch.nn.{sys.argv[2]}")
+            x = torch.randn(2, 8, 6, 6)[(..., 0) if layer.weight.dim() == 3 else ...]
+            if sys.argv[1] == "before":
+                import torch._inductor.compile_fx
+            for kwargs in ({"opt_level": "O2"}, {"policy": hmp.Policy.load("balanced").with_edits("+convolution:fp32")}):
+                hmp.convert(**kwargs)
+                found = []
+                for run in (layer, torch.compile(layer)):
+                    layer.zero_grad()
+                    y = run(x)
+                    y.float().square().sum().backward()
+                    found.append([y, *(each.grad for each in layer.parameters())])
+                for a, b in zip(*found, strict=True):
+                    torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+                hmp.revert()
+            print("done")
+        """
+        assert run_python(program, order, layer) == "done\n"
+
     def test_nothing_is_dropped_where_nothing_was_compiled(self):
         """On a machine with CUDA torch imports Inductor to drop what it has, for a second."""
         program = """

@@ -229,6 +229,30 @@ def test_the_note_names_disable_casts_where_dtypes_meet(front_end, grad, raised_
     hmp.revert()
 
 
+class WithoutDecorators(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+def test_the_note_on_a_backward_pass_names_the_decorators():
+    """It advised float32 for linear. No region covers the backward pass: the saved float32 tensors are not cast there."""
+    x, weight = SPD.clone().requires_grad_(), SPD.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match="same dtype") as caught, hmp.autocast("cpu", policy="balanced"):
+        WithoutDecorators.apply(x, weight).sum().backward()
+    (note,) = caught.value.__notes__
+    assert (
+        "No region covers a backward pass. Decorate forward and backward of the torch.autograd.Function with hmp.custom_fwd"
+        in note
+    )
+
+
 def test_without_a_policy_disable_casts_adds_no_note():
     with pytest.raises(RuntimeError, match="same dtype") as caught, hmp.disable_casts():
         F.linear(SPD.to(BF16), SPD)

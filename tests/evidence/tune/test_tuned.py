@@ -295,11 +295,14 @@ def test_float32_that_is_fastest_is_named(timed):
     wide = next(point for point in timed.points if point.name == "float32")
     slower = [point if point is wide else replace(point, seconds=2 * wide.seconds) for point in timed.points]
     low = next(point for point in slower if point.timed > 1 and point is not wide)
-    for noise, chosen, said in [
-        (0.0, wide, "float32 is the fastest: run without a policy"),
-        (2 * wide.seconds, wide, "float32 is as fast: run without a policy"),
+    eight = ', or try 8 bits, too: formats=("float32", "lower", "int8")'
+    for noise, chosen, may, said in [
+        (0.0, wide, False, "float32 is the fastest: run without a policy"),
+        (0.0, wide, True, f"float32 is the fastest: run without a policy{eight}"),
+        (2 * wide.seconds, wide, False, "float32 is as fast: run without a policy"),
     ]:
-        text = str(replace(timed, points=tuple(slower), chosen=chosen, noise=noise)).splitlines()
+        made = replace(timed, points=tuple(slower), chosen=chosen, noise=noise, _may_try_8_bits=may)
+        text = str(made).splitlines()
         assert text[1] == said
         assert ("no error among those that are as fast" in text[-1]) == (noise > 0)
     # Not "as fast": the table under it would show half of the time.

@@ -32,7 +32,8 @@ def remarks(found: Any) -> Iterator[str]:
             "search again, or run without a policy"
         )
     else:
-        yield f"float32 is {'as fast' if len(_near(found)) > 1 else 'the fastest'}: run without a policy"
+        eight = ', or try 8 bits, too: formats=("float32", "lower", "int8")' if found._may_try_8_bits else ""
+        yield f"float32 is {'as fast' if len(_near(found)) > 1 else 'the fastest'}: run without a policy{eight}"
 
 
 def _is_float32(found: Any, point: Any) -> bool:

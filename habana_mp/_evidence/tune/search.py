@@ -263,8 +263,7 @@ class Search:
         # Where the policy has each part, by its names for modules too.
         lines = lines_of(chosen.policy)
         rules = [lines.policy_of(lines.of(part.modules))._rule(part.op) for part in self._parts]
-        saved = self._costs.saved if self._in_seconds else [None] * len(rules)
-        parts = zip(self._parts, rules, saved, strict=True)
+        parts = zip(self._parts, rules, self._costs.told(), strict=True)
         return Tuned(
             policy=Policy(chosen.policy._core.replaced(name="tuned")),
             start=self._base,

@@ -35,7 +35,8 @@ class TunedPart(Short):
     Attributes:
         part: the part.
         list: the list that the search put it into.
-        saved: the time that its low dtype saves in a step, in seconds, without casts around it; None with ``cost="numbers"``.
+        saved: the time that its low dtype saves in a step, in seconds, without casts around it; None with ``cost="numbers"``,
+            and where the times of single ops do not fit the time of a step.
 
     Example:
         >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
@@ -276,9 +277,7 @@ def evidence(parts: list[TunedPart], low: str) -> str:
     total = math.sqrt(sum(each.part.error**2 for each in parts))
     more = ""
     if any(each.part.hidden for each in parts):
-        more = (
-            ", or more: no gradient shows what all of its results do to those of the step (under no_grad there is none)"
-        )
+        more = ", or more, as some of its results get no gradient (under no_grad, none does)"
     error = "loses numbers (NaN or infinity)" if math.isinf(total) else f"predicted error {total:.2g}{more}"
     saved = [each.saved for each in parts if each.saved is not None]
     if saved:

@@ -29,12 +29,12 @@ LINES = [
     Subject(
         "Inference",
         "inference",
-        "habana_mp casts a weight once and keeps the copy until the weight changes. `torch.autocast` casts it anew in each region. In a model held in bfloat16, each matrix product rearranges its weight.",
+        "habana_mp casts a weight once and keeps the copy until the weight changes. `torch.autocast` casts it at every call of the model. In a model held in bfloat16, each matrix product rearranges its weight.",
     ),
     Subject(
         "Decoding",
         "decoding",
-        "A step reads every weight for a few rows. The copies have the memory layout that the matrix product needs, and a kernel of the package reads them once.",
+        "A step reads every weight for a few rows. Under `inference_mode` `torch.autocast` casts weights in each step, under `no_grad` once a region: the tables name which it was. The copies have the memory layout that the matrix product needs, and a kernel of the package reads them once.",
     ),
     Subject(
         "Compiled inference",

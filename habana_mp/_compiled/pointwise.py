@@ -128,11 +128,11 @@ def _lerp(low: torch.dtype, x: torch.Tensor, end: torch.Tensor, weight: Any) -> 
 def _pow(low: torch.dtype, x: torch.Tensor, exponent: Any) -> Any:
     if not _is_number(exponent, low):
         return NotImplemented
+    exponent = _in(low, exponent)
     if low == torch.bfloat16 and exponent == 3:
         return x * x * x
     if low == torch.bfloat16 and exponent == -2:
         return (x * x).reciprocal()
-    exponent = _in(low, exponent)
     # Of other powers Inductor does not round the result. Small whole ones it multiplies.
     return _wide(x) ** (int(exponent) if exponent == int(exponent) and abs(exponent) < 32 else exponent)
 

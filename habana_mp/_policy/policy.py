@@ -203,8 +203,8 @@ class Policy:
         files = {
             name: read_argument(path, name, name, "Policy.load takes a folder") for name, path in given.items() if path
         }
-        start = base if isinstance(base, Policy) else cls.load(base, strict=strict)
-        return with_files(start, files, low_dtype, strict=strict)
+        start = base if isinstance(base, Policy) else cls.load(base)
+        return with_files(start, files, low_dtype, strict=strict)._checked(strict)
 
     @classmethod
     def from_ops(

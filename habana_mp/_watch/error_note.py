@@ -105,12 +105,12 @@ def _note_of_norm(error: BaseException, op: str, policy: Policy) -> str:
 
 def _failed_in(error: BaseException) -> str:
     """The function of torch.nn.functional that has raised it."""
-    *_, code = [None, *_codes(error)]
-    return code.co_name if code is not None and code.co_filename == torch.nn.functional.__file__ else ""
+    code = deque(_codes(error), maxlen=1)
+    return code[0].co_name if code and code[0].co_filename == torch.nn.functional.__file__ else ""
 
 
 def _codes(error: BaseException) -> Iterator[CodeType]:
-    """What it has left, the outermost first."""
+    """Of the functions that the error has passed, the outermost first."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         yield frame.f_code
 

@@ -130,7 +130,7 @@ def _examine() -> Examination:
         else:
             found.say(
                 "note",
-                f"{products} {ratio:.2g} x as fast as float32; see habana-mp tune --formats float32,lower,int8",
+                f"{products} {ratio:.2g} x as fast as float32: habana-mp tune --formats float32,lower,int8",
             )
         found.say("ok", f"casts to bfloat16: {speed.cast_ratio:.1f} x as fast as Tensor.to")
     return found

@@ -52,6 +52,8 @@ OPS = {
     "x ** -2": lambda x, y: x**-2,
     "x ** 2": lambda x, y: x**2,
     "x ** 0.3": lambda x, y: x.abs() ** 0.3,
+    "x ** 3.001": lambda x, y: x**3.001,
+    "x ** -2.001": lambda x, y: x**-2.001,
     "x ** -1.7 + 0.3": lambda x, y: x.abs() ** -1.7 + 0.3,
     "x ** (1 / 3) * y": lambda x, y: x.abs() ** (1 / 3) * y,
     "softmax of x ** 3.3": lambda x, y: torch.softmax(x.abs() ** 3.3, -1),

@@ -22,6 +22,7 @@ from habana_mp._evidence.tune.turns import Point, fastest, timed_in_turns
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.edits.edits import Edit, edits
+from habana_mp._report.formats import FORMATS
 from habana_mp._show.units import apart, counted
 
 _ROUNDS = 3  # at least, in which the policies are timed, one after another
@@ -80,7 +81,8 @@ class Search:
         if not as_start:
             _check_float32(measured)
         self._runs.is_inference = not backward
-        self._as_served = as_start and self._in_seconds and not backward
+        in_8_bits = self._formats or any(entry.list in FORMATS for entry in self._base._core.entries)
+        self._may_try_8_bits = as_start and self._in_seconds and not (backward or in_8_bits)
         comparable = parts.unit == "results" or (parts.unit == "loss" and self._runs.numbers == 1)
         self._predicts &= comparable
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
@@ -280,7 +282,7 @@ class Search:
             float32_seconds=next(point.seconds for point in self._points if point.policy == self._wide),
             noise=noise,
             _edits=(*self._edits, *self._in_formats),
-            _may_try_8_bits=self._as_served and not (self._formats or torch.accelerator.is_available()),
+            _may_try_8_bits=self._may_try_8_bits and not torch.accelerator.is_available(),
         )
 
     def _time_in_turns(self, own: Point) -> float:

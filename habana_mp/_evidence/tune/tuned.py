@@ -99,7 +99,7 @@ class Tuned(Short, Document):
     float32_seconds: float
     noise: float | None
     _edits: tuple[Edit, ...]  # that the report of the start speaks for
-    _may_try_8_bits: bool  # inference on a CPU, and no format in 8 bits was asked for
+    _may_try_8_bits: bool  # inference on a CPU, without a list for 8 bits
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -205,7 +205,7 @@ class Tuned(Short, Document):
     def _why_moved(self, name: str, after: str) -> str:
         parts = [each for each in self.parts if name in (each.name, each.part.op) and each.list == after]
         if parts:
-            return self.why(parts[0]) if len(parts) == 1 else evidence(parts, self.policy._core.low_dtype)
+            return self.why(parts[0]) if len(parts) == 1 else self._evidence(parts)
         return self._why_edited(f"+{name}:{after}")  # what ran in float32 under the start is no part
 
     def _why_edited(self, text: str) -> str:
@@ -227,16 +227,31 @@ class Tuned(Short, Document):
                 for each in self.parts
                 if each.part._entry == own or (each.part.op == str(own) and each.part._entry not in decided)
             ]
-            text = evidence(known, self.policy._core.low_dtype) if known and own in decided else ""
+            text = self._evidence(known) if known and own in decided else ""
             if entry.list in FORMATS:
                 text = self._why_edited(f"+{own}:{entry.list}")
             yield entry.replaced(comment=text)
+
+    def _evidence(self, parts: list[TunedPart]) -> str:
+        """What one run in float32 said of an op in the low dtype, for people."""
+        total = math.sqrt(sum(each.part.error**2 for each in parts))
+        more = ""
+        if any(each.part.hidden for each in parts):
+            more = ", or more, as some of its results get no gradient (under no_grad, none does)"
+        error = "loses numbers (NaN or infinity)" if math.isinf(total) else f"predicted error {total:.2g}{more}"
+        saved = [each.saved for each in parts if each.saved is not None]
+        gain = ""
+        if saved:
+            gain = f", {'saves' if sum(saved) > 0 else 'costs'} {time(abs(sum(saved)))} without casts around it"
+        elif self.cost == "numbers":
+            gain = f", saves {size(2.0 * sum(each.part.numbers for each in parts))} of results"
+        return f"in {self.policy._core.low_dtype}: {error}{gain}"
 
     def why(self, each: TunedPart) -> str:
         """Return why one of ``parts`` is in its list, without its name."""
         if each.list in FORMATS:
             return self._why_edited(f"+{each.name}:{each.list}")
-        error, known = each.part.error, evidence([each], self.policy._core.low_dtype)
+        error, known = each.part.error, self._evidence([each])
         if each.list == "lower":
             reason = "within the budget"
         elif each.list != "fp32":
@@ -270,18 +285,3 @@ def refuse_to_replace(folder: Path) -> None:
     else:
         return
     raise FileExistsError(errno.EEXIST, why, str(folder))
-
-
-def evidence(parts: list[TunedPart], low: str) -> str:
-    """What one run in float32 said of an op in the low dtype, for people."""
-    total = math.sqrt(sum(each.part.error**2 for each in parts))
-    more = ""
-    if any(each.part.hidden for each in parts):
-        more = ", or more, as some of its results get no gradient (under no_grad, none does)"
-    error = "loses numbers (NaN or infinity)" if math.isinf(total) else f"predicted error {total:.2g}{more}"
-    saved = [each.saved for each in parts if each.saved is not None]
-    if saved:
-        gain = f"{'saves' if sum(saved) > 0 else 'costs'} {time(abs(sum(saved)))} without casts around it"
-    else:
-        gain = f"saves {size(2.0 * sum(each.part.numbers for each in parts))} of results"
-    return f"in {low}: {error}, {gain}"

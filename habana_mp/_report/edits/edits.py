@@ -41,7 +41,7 @@ class LossError:
 class Edit(Short):
     """One edit, as ``Policy.with_edits`` takes it (``text``), and its evidence.
 
-    ``share`` is the op's part of the error of the loss, or of the outputs, to first order; of "+op:lower", "+op:int8" and the like the part that it would have. ``error`` is
+    ``share`` is the op's part of the error of the loss, or of the outputs, to first order; of "+op:lower", "+op:int8" and the like the part that it would have. 0 is that of an op that no gradient comes to. ``error`` is
     by how much the loss is off now, or the outputs in relation to their size, ``error_after`` with this edit and all before it, and ``alone``
     with this one alone: roots of sums of squares, so what cancels by chance in one step counts. ``casts`` is how many casts the op has now,
     ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are what the edit would change in all forward casts and in the time of

@@ -30,7 +30,7 @@ class Outcome:
 
     def __init__(self, objective: Objective, effect: Effect | None = None) -> None:
         self._objective, self._effect = objective, effect or Effect()
-        self.casts, self.seconds = self._effect.casts, self._effect.seconds
+        self.casts, self.seconds, self.left = self._effect.casts, self._effect.seconds, self._effect.left
         self._errors: dict[str, float] | None = None  # many outcomes are looked at for their casts alone
 
     @property
@@ -88,6 +88,12 @@ class Sequence:
         self._dtype = {"fp32": WIDE, "lower": report.low_dtype or ""} | {name: name for name in FORMATS}
         self._whole = sum(map(self._change["fp32"], rows))
         self._step = seconds_of_steps(report) or 1.0
+        self._unreached = {
+            number
+            for entry, group in groups.items()
+            for number, row in zip(numbers[entry], group, strict=True)
+            if row.policy and row.measured.ran.squares > 0 and not (row.measured.losses or row.measured.projections)
+        }
         self._outcomes: dict[frozenset[tuple[Entry, str]], Outcome] = {}
         self._taken: frozenset[tuple[Entry, str]] = frozenset()
         self.now = self._so_far = Outcome(self.objective)
@@ -147,11 +153,13 @@ class Sequence:
         return bool(self.objective.flips) and any(each.choice and each.squares for each in losses)
 
     def _leads(self, entry: Entry) -> bool:
-        """Whether it rounds numbers that no gradient comes to, such as those of positions: one op behind them has all of their error."""
-        return any(
-            row.policy and row.measured.ran.squares > 0 and not (row.measured.losses or row.measured.projections)
-            for row in self._groups[entry]
-        )
+        """Whether it rounds numbers that no gradient comes to, such as those of positions, and takes all other ops that do into float32: one op behind
+        them has all of their error.
+        """
+        if self._unreached.isdisjoint(self._numbers[entry]):
+            return False
+        left = self._with("fp32", entry).left
+        return all(number in left and not left[number].ran for number in self._unreached)
 
     def _wide(self) -> Iterator[Taken]:
         shares = {entry: self._share(self._groups[entry]) for entry in self._new()}

@@ -295,7 +295,7 @@ def test_float32_that_is_fastest_is_named(timed):
     wide = next(point for point in timed.points if point.name == "float32")
     slower = [point if point is wide else replace(point, seconds=2 * wide.seconds) for point in timed.points]
     low = next(point for point in slower if point.timed > 1 and point is not wide)
-    eight = ', or try 8 bits, too: formats=("float32", "lower", "int8")'
+    eight = ", or try 8 bits, too (formats: float32, lower, int8)"
     for noise, chosen, may, said in [
         (0.0, wide, False, "float32 is the fastest: run without a policy"),
         (0.0, wide, True, f"float32 is the fastest: run without a policy{eight}"),

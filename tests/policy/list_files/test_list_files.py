@@ -412,8 +412,11 @@ def test_d22_strict_policies(made, tmp_path):
     if not isinstance(policy, Policy):
         with pytest.raises(ValueError, match=f"{place}'lienar' is not an op of torch"):
             Policy.load(policy, strict=True)
-        with pytest.raises(ValueError, match=f"{place}'lienar' is not an op of torch"):
-            Policy.from_files(base=policy, strict=True)
+    with pytest.raises(ValueError, match="'lienar' is not an op of torch"):
+        Policy.from_files(base=policy, strict=True)
+    # Not of a list that is replaced.
+    (tmp_path / "other.txt").write_text("mm\n")
+    assert Policy.from_files(tmp_path / "other.txt", base=policy, strict=True)
 
 
 @pytest.mark.parametrize("preset", presets())

@@ -32,7 +32,8 @@ def remarks(found: Any) -> Iterator[str]:
             "search again, or run without a policy"
         )
     else:
-        eight = ', or try 8 bits, too: formats=("float32", "lower", "int8")' if found._may_try_8_bits else ""
+        low = any(point.error <= found.budget and not _is_float32(found, point) for point in found.points)
+        eight = ", or try 8 bits, too (formats: float32, lower, int8)" if low and found._may_try_8_bits else ""
         yield f"float32 is {'as fast' if len(_near(found)) > 1 else 'the fastest'}: run without a policy{eight}"
 
 

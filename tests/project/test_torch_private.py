@@ -56,6 +56,7 @@ TYPES = {
     "EXPORT.parts": torch._C.DispatchKey,
     "WEIGHT_OPS.kernel": torch._C.DispatchKey,
     "COMPILE_FX.rounds": bool,
+    "COMPILED_CALLS.kernels": object,
     "COMPILED_GRAPHS.begins": list,
     "FASTPATH.enabled": bool,
     "HIGHER_ORDER_OPS.later_ones": list,

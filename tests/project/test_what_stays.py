@@ -212,7 +212,7 @@ print(finders())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines() == [
+        "['_Finder', '_Finder', '_Finder']",
         "['_Finder', '_Finder']",
-        "['_Finder']",
         "[]",
     ]

@@ -15,8 +15,8 @@ from habana_mp import hmp
 from zoo.cases.calls import copied
 from zoo.cases.modules import maker
 
-# What compiled code computes in another way, by docs/compile.md.
-OTHERS = ["nn.Bilinear"]
+# What compiled code computes in another way, by docs/compile.md, and what torch refuses uncompiled, as the table has its samples in float64.
+OTHERS = ["nn.Bilinear", "nn.FractionalMaxPool2d", "nn.FractionalMaxPool3d"]
 MODULES = {info.name: info for info in module_db if info.name not in OTHERS}
 
 
@@ -35,16 +35,11 @@ def results(call: Any, run: Callable[..., Any], grad: bool) -> list[torch.Tensor
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning", "ignore:enable_nested_tensor is True:UserWarning")
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module(name) -> None:
-    calls = [call for call in maker(MODULES[name])("float32") if not call.function.training][:1]
-    if not calls:
-        pytest.skip("torch's table has no inputs of it")
+    call = next(call for call in maker(MODULES[name])("float32") if not call.function.training)
     hmp.convert(opt_level="O2")
     for grad in (False, True):
-        try:
-            expected = results(calls[0], calls[0].function, grad)
-        except RuntimeError as error:
-            pytest.skip(f"torch refuses it uncompiled: {error}")
-        found = results(calls[0], torch.compile(calls[0].function), grad)
+        expected = results(call, call.function, grad)
+        found = results(call, torch.compile(call.function), grad)
         for a, b in zip(found, expected, strict=True):
             assert a.dtype == b.dtype
             error = (a - b).double().nan_to_num().norm()

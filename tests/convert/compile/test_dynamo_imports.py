@@ -69,7 +69,7 @@ class TestImportOrder:
                     y.float().square().sum().backward()
                     found.append([y, *(each.grad for each in layer.parameters())])
                 for a, b in zip(*found, strict=True):
-                    torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+                    assert (a - b).norm() < 0.02 * b.norm()  # sums of bfloat16 have another order on some CPUs
                 hmp.revert()
             print("done")
         """

@@ -35,7 +35,13 @@ SUITE = (
 )  # fmt: skip
 # No other page depends on these: what `make bench` writes beside the pages, the goals of contributors, and the figures of a preset, which are
 # comments: its settings are those of tools/tune_presets.py, and its lists lie in other files.
-_FIGURES = ("benchmarks/results.json", "benchmarks/goals.md", "benchmarks/goals.toml", "lists/balanced/policy.toml")
+_FIGURES = (
+    "benchmarks/results.json",
+    "benchmarks/goals.md",
+    "benchmarks/goals.toml",
+    "benchmarks/figures.toml",
+    "lists/balanced/policy.toml",
+)
 
 
 class Page(NamedTuple):

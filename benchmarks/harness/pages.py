@@ -1,4 +1,4 @@
-"""Where the results of a run go: results.json and goals.md in benchmarks/, the pages and pictures in docs/."""
+"""Where the results of a run go: results.json and goals.md in benchmarks/, the pages, sentences and pictures in docs/."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness import goals, pictures, results, summary
+from harness import figures, goals, pictures, results, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,6 +102,7 @@ def write_pages(root: Path, found: results.Results) -> None:
     """What is computed from the results alone."""
     (root / "benchmarks" / "goals.md").write_text(goals.goals_page(found, goals.load()))
     (root / "docs" / "benchmarks.md").write_text(front_page(found))
+    figures.write(root, [row for section in found.values() for row in section.rows], figures.load())
 
 
 def write_section(path: Path, title: str, text: str, head: str) -> None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import goals, pages, results, summary
+from harness import figures, goals, pages, results, summary
 from harness.pages import Report
 from harness.rows import Comparison, Ratio, Row, rows_of, table_of, table_of_comparisons
 
@@ -251,3 +251,36 @@ def test_the_readme_has_the_figures_of_the_page(in_readme, on_the_page):
         return [cell.strip() for cell in line.strip("|").split("|")]
 
     assert cells("README.md", in_readme)[4] == cells("docs/benchmarks.md", on_the_page)[1]
+
+
+@pytest.mark.parametrize("sentence", figures.load(), ids=lambda sentence: f"{sentence.page}: {sentence.text[:40]}")
+def test_figures_in_sentences_are_those_of_the_results(sentence):
+    """Copied by hand, seven of them were those of earlier runs."""
+    rows = [row for section in results.load(ROOT / "benchmarks" / "results.json").values() for row in section.rows]
+    page = (ROOT / sentence.page).read_text()
+    assert page == sentence.written(page, rows), "run `make bench`, or its pages.write_pages"
+
+
+STEPS = figures.Sentence(
+    "page.md", "A step takes {0:.1f} ms, and {1.least:.2f} to {1.most:.2f} of b.", ("step: ms", "* / b")
+)
+ROWS = [Row("step: ms", 12.34, "ms"), Row("x / b", 0.5, "x"), Row("y / b", 2, "x")]
+
+
+def test_figures_are_written_where_the_sentence_stands():
+    page = "Before 3. A step\ntakes 9.9 ms, and 0.10\nto 0.20 of b. A step takes none."
+    assert STEPS.written(page, ROWS) == "Before 3. A step\ntakes 12.3 ms, and 0.50\nto 2.00 of b. A step takes none."
+
+
+@pytest.mark.parametrize(
+    ("page", "rows", "message"),
+    [
+        pytest.param("A step takes long.", ROWS, "page.md has this 0 times, not once: A step", id="no-sentence"),
+        pytest.param("A step takes 1 ms, and 2 to 3 of b. " * 2, ROWS, "page.md has this 2 times", id="twice"),
+        pytest.param("", ROWS[:1], "page.md: no row is named '* / b'", id="no-row"),
+        pytest.param("", [*ROWS, Row("step: ms", 1, "ms")], "several rows have this name", id="several-rows"),
+    ],
+)
+def test_figures_that_cannot_be_written(page, rows, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        STEPS.written(page, rows)

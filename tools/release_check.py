@@ -3,11 +3,12 @@
 A page, or a section of one, is a row of PAGES with the files that its figures depend on. It names the commit that it was measured at
 ("commit 0123456ab", or a row of a table that ends with a date and a commit). A page that names none is as old as the last commit that
 changed it. Not here is what is made from the tree whenever it is read (docs/presets.md, docs/api.md) or runs in the tests, and what sums
-others up (docs/benchmarks.md). Knows git and the standard library alone.
+others up (docs/benchmarks.md). Docstrings and comments of Python are not looked at. Knows git and the standard library alone.
 """
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import subprocess
@@ -161,7 +162,30 @@ def measured(page: Page, root: Path = ROOT) -> Iterator[Measured]:
         except subprocess.CalledProcessError:
             yield Measured(commit, is_known, bool(changes), is_there=False)
         else:
-            yield Measured(commit, is_known, bool(changes), changed=tuple(files.splitlines()))
+            changed = tuple(files.splitlines())
+            if all(_has_same_code(root, commit, file) for file in changed):  # ends at the first that has not
+                changed = ()
+            yield Measured(commit, is_known, bool(changes), changed=changed)
+
+
+def _has_same_code(root: Path, commit: str, file: str) -> bool:
+    if not file.endswith(".py"):
+        return False
+    try:
+        before, now = (ast.parse(_git(root, "show", f"{each}:{file}")) for each in (commit, "HEAD"))
+    except (subprocess.CalledProcessError, SyntaxError):  # it is new, or gone
+        return False
+    return _code_of(before) == _code_of(now)
+
+
+def _code_of(tree: ast.Module) -> str:
+    """Without docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def _lines_of(lines: list[str], section: str) -> tuple[int, int]:

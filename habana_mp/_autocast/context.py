@@ -28,8 +28,9 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
     """Run ops in mixed precision inside a block or a decorated function: ``torch.autocast`` with your own lists.
 
     A region acts on its own thread, at torch's dispatcher, so it also casts for ops that C++ code calls. Ops of the policy's lists run in
-    its low dtype, in float32, or in the widest dtype of their inputs. All other ops run in the dtypes of their inputs. A region does not
-    change in-place calls, calls with ``dtype=`` or ``out=``, or calls with a float64 or complex tensor. Weights keep their dtype.
+    its low dtype, in float32, or in the widest dtype of their inputs. All other ops follow the ``rest`` of the policy. A region does not
+    change calls with ``dtype=`` or ``out=``, calls with a float64 or complex tensor, or calls in place, but for ops that refuse tensors
+    of different dtypes (``index_add_``): there the others take the dtype of the one that is written to. Weights keep their dtype.
 
     Regions nest, also with ``torch.autocast``, and the inner one is in force. One instance may be nested in itself, entered on several
     threads, and used to decorate recursive functions. A decorated coroutine function is inside while it runs, and outside while it
@@ -42,15 +43,16 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
             the policy; for "cpu" and "cuda" without a policy it is ``torch.get_autocast_dtype(device_type)``. Another dtype triggers a
             warning, and the region casts nothing.
         enabled: False switches autocast off inside.
-        cache_enabled: True keeps the casts of weights between calls. The default is that of the policy, which is True unless it sets
-            another value.
+        cache_enabled: False keeps no casts of weights between calls. True and the default keep them, unless the policy has
+            ``cache = false``.
         policy: a ``Policy``, or its name or path. The default depends on the device type: torch's own lists for "cpu" and "cuda", the
             presets "xpu" and "hpu-autocast" for these two. Your own backend has no default.
 
     Raises:
         ValueError: device_type is not a string, or the policy does not exist or has an error in it.
         TypeError: dtype is not a dtype, or enabled or cache_enabled is not a bool.
-        RuntimeError: autocast does not support the device type.
+        OSError: the policy cannot be read.
+        RuntimeError: autocast does not support the device type, or the GPU has no bfloat16.
 
     Example:
         >>> with hmp.autocast("cpu", policy="hpu-autocast"):

@@ -25,7 +25,8 @@ def register_op(function: Callable[..., Any] | None = None, *, name: str | None 
     """Register your own function as an op that lists can name. Use it as a decorator, or call it and use the result in place of the function.
 
     If the lower or the fp32 list names the op, its tensors are cast like those of torch's ops, under ``convert`` and in regions of
-    ``autocast``, and the ops that it calls are not cast again. If no list names it, it runs as written, and the ops inside follow
+    ``autocast``, and the ops that it calls are not cast again. In the promote list its
+    tensors go to their widest dtype, and the ops inside follow their own rules. If no list names it, it runs as written, and the ops inside follow
     their own rules. The report, the log and ``explain`` use its name. For a function of a library, assign the result:
     ``flash_attn.flash_attn_func = hmp.register_op(flash_attn.flash_attn_func)``. A module that imported the function earlier keeps the
     original.

@@ -53,7 +53,8 @@ def set_policies(
     """Set policies of their own for modules of a model. They act inside the modules, under ``convert`` and in regions of ``autocast``.
 
     A module inside a named module follows it, unless a name matches the inner module itself. Inside, the policy acts like one of
-    ``autocast``, in place of that of ``convert``. The low dtype is that of the region or of ``convert``. A policy is in force from the
+    ``autocast``, in place of that of ``convert``. The low dtype is that of the region or of ``convert``: a policy
+    that is not made for it triggers a warning, and nothing is cast inside. A policy is in force from the
     beginning of a call of its module, hooks included, to its end, even if the call is interrupted or the policy is removed meanwhile. If
     the call returns a generator or a coroutine, the policy is in force while its body runs.
 
@@ -77,6 +78,7 @@ def set_policies(
         TypeError: model is not a module, policies is neither a policy nor a mapping of paths to policies, or the forward of a module
             that gets a policy is an async generator.
         ValueError: no module has the path or matches the pattern, or a policy is not accepted, such as the name of one without names for modules.
+        OSError: a policy cannot be read.
 
     Example:
         >>> policy = hmp.Policy.load("hmp").with_edits("+layer_norm in encoder.layers.*:fp32")

@@ -53,9 +53,10 @@ def convert(
         bf16_file_path: the path of a list of ops for the lower precision, with one op per line. ``None`` or "" means the built-in
             list. A file whose names all begin with + or - edits the built-in list.
         fp32_file_path: the path of a list of ops for float32, in the same format.
-        isVerbose: write one line per call of a listed op to ``sys.stdout``. ``HABANA_MP_LOG`` takes precedence.
+        isVerbose: write one line per call of a listed op, and per other call with a cast, to ``sys.stdout``. ``HABANA_MP_LOG`` takes precedence.
         fp16_file_path: the path of the lower list if ``low_precision_type`` is ``torch.float16``.
-        low_precision_type: ``torch.bfloat16`` or ``torch.float16``, or its name, such as "bfloat16" or "bf16".
+        low_precision_type: ``torch.bfloat16`` or ``torch.float16``, or its name, such as "bfloat16" or "bf16". With ``policy``, bfloat16,
+            the default, keeps the low dtype of the policy: ``Policy.with_low_dtype`` changes it.
         policy: a ``Policy``, or its name or path. It replaces opt_level and the lists.
         strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 

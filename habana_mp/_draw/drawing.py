@@ -44,7 +44,8 @@ def draw(
     Raises:
         TypeError: ``what`` is neither a module nor has tensors; arguments, ``depth`` or ``report`` are given without a module;
             ``report`` is not a report.
-        ValueError: no output has a graph, as under ``torch.no_grad``; or the picture has more than 1,000 nodes.
+        ValueError: no output has a graph, as under ``torch.no_grad``; the picture has more than 1,000 nodes; or ``depth`` is no number from 0 on.
+        RuntimeError: the report has no ``values``, or its shares are not known.
 
     Example:
         >>> hmp.draw(model, x).save("model.svg")

@@ -45,7 +45,8 @@ def compare(
 
     The calls of the two runs are paired by module, op and order, and their results are compared. If they differ, the op runs once more, on
     the inputs of run b and in the dtypes of run a. This separates the difference that the op makes from the one that it passes on. With a
-    backward pass in the step, the comparison shows which op changes the loss. Each step runs once. After each run, modules, optimizers,
+    backward pass in the step, the comparison shows which op changes the loss. Without one, eight backward passes of random sums of the
+    outputs that the step returns take its place, and run its hooks. A step runs once in each run. After each run, modules, optimizers,
     schedulers, scalers, other tensors that the step has names for, and random numbers are restored.
 
     Args:
@@ -61,8 +62,9 @@ def compare(
             (root of the summed squares). So do losses, gradients and results.
 
     Raises:
-        TypeError: ``step`` is not callable and no path, or a policy has a wrong type.
-        ValueError: there is no such policy; ``rtol`` is negative or no number; a file is no recording, or is damaged.
+        TypeError: ``step`` is not callable and no path, a policy has a wrong type or is given beside a second step or a recording, or
+            ``modules`` is no mapping of paths.
+        ValueError: there is no such policy; two names in ``modules`` have different numbers of ``*``; ``rtol`` is negative or no number; a file is no recording, or is damaged.
         OSError: a recording cannot be read.
         RuntimeError: another comparison or search is running, a report measures values, or a conversion is in force and policies are
             given. The step uses something that cannot be restored: an iterator, a queue, a lazy module before its first call.

@@ -49,7 +49,7 @@ class Difference(Short):
             if it is not measured.
         total: the difference of its results between the two runs, in the same unit. None if it is not measured.
         loss_change: the change of the loss that it makes, to first order.
-        share: its part of all such changes; 0 without a backward pass.
+        share: its part of all such changes; 0 if no gradients are known.
         inner: the op that torch called inside it.
         runs_in: the dtypes in which it ran, in run a and in run b; for an op in 8 bits its list, "int8" or "weight_int8".
         rules: its rules, in run a and in run b.
@@ -119,9 +119,10 @@ class Comparison(Short, Document):
 
     Attributes:
         names: the names of run a and run b.
-        same: True if every call, the results and the gradients have the same numbers.
-        first: the first difference, or None if the runs are the same.
-        worst: the largest difference, or None: by ``share`` if a backward pass ran, else by ``made``.
+        same: True if all paired calls, and the losses, gradients and results that both runs have, are the same within ``rtol``, and
+            nothing was left uncompared.
+        first: the first call that differs, or None.
+        worst: the largest difference, or None: by ``share`` if shares are known, else by ``made``.
         rows: the differences, in the order in which they first appear.
         losses: the losses of run a and of run b, with which their backward passes began.
         gradient_error: the difference of the gradients of run b from those of run a, relative to their size; None without gradients.
@@ -132,7 +133,8 @@ class Comparison(Short, Document):
         policy_diff: what the policies of run a and run b decide otherwise; None if one of the runs has none, or both have the same one.
         environment_diff: what a recording was made with and the other run was not: "torch", "habana_mp", "Python", "machine", "CPU",
             "instruction set", "threads", "devices" or "policy", each with the values of run a and run b. It does not make ``same`` False.
-        log_probabilities: the log-probabilities of both runs, if both returned ``{"log_probabilities": tensor}``; else None.
+        log_probabilities: the log-probabilities of both runs, if both returned as many, as
+            ``{"log_probabilities": tensor}``; else None.
         rtol: the tolerance within which numbers count as the same.
         both_recorded: True if both runs are recordings. Then no op ran once more, and no shares are known.
 

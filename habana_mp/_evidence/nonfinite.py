@@ -157,7 +157,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
 
     Raises:
         TypeError: ``step`` is not callable.
-        RuntimeError: another search is running, or a report measures values.
+        RuntimeError: another search, a recording or a comparison is running, or a report measures values.
         BaseException: what the step raises.
 
     Example:

@@ -34,9 +34,11 @@ class Explanation(Short):
         op: the op.
         rule: the rule, and the line of the list that decides.
         policy: the policy.
-        in_force: False if nothing is converted or ``disable_casts`` is on; the explanation then shows what the policy would do.
+        in_force: False if the policy is not in force here; the explanation then shows what it would do. Where casts are switched off, it
+            shows that calls are left alone.
         state: the same as text.
-        homes: what happens to calls by each Python name of the op. An alias that a list names has a rule of its own.
+        homes: what happens to calls by each Python name of the op; in a region of autocast, by the names of the dispatcher
+            (``aten::linear``). An alias that a list names has a rule of its own.
         arguments: what happens to the arguments.
         notes: remarks, such as another rule inside some modules.
 
@@ -139,7 +141,8 @@ def explain(
         more: more names.
         policy: the policy to ask: a ``Policy``, or its name or path. The default is the policy in force, that of a region of autocast
             before that of ``convert``, and else that of a plain ``convert()``.
-        module: a module of a model that ``set_policies`` was called on. The explanation is for calls inside it.
+        module: a module of a model that ``set_policies`` was called on. The explanation is for calls inside it. It does
+            not count if ``policy`` is given.
 
     Returns:
         An ``Explanation`` of one op, or ``Explanations`` of several.

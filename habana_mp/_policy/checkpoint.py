@@ -25,6 +25,7 @@ class PolicyState:
 
     Raises:
         ValueError: there is no such policy.
+        OSError: the policy cannot be read.
 
     Example:
         >>> state = hmp.PolicyState("balanced")

@@ -79,8 +79,8 @@ class Policy:
     """The precision of every op: lists of ops, the low dtype, and a rule for the ops that no list names. It cannot be changed.
 
     ``Policy.load``, ``Policy.from_files`` and ``Policy.from_ops`` make a policy, and ``convert`` returns the one that is in force. ``str``
-    returns one line of text that ``Policy.load`` reads back. Two policies are equal if they give every op the same rule by the same
-    lists; the name and the files of the lists do not matter. Equal policies have the same hash, in every process.
+    returns one line of text that ``Policy.load`` reads back. Two policies are equal if all their lists and settings
+    are; their names, and the files and comments of the lists, do not matter. Equal policies have the same hash, in every process.
 
     A list holds names of ops. A name may be for one low dtype: "layer_norm@float16" counts only while the low dtype of the policy is
     float16. It then takes precedence over names of that op without a dtype, in any list: "pow@float16" over "pow" and "pow.Tensor_Scalar".
@@ -123,16 +123,16 @@ class Policy:
         A path that ends in ``.json`` is a gaudi_config.json of optimum-habana; the folder that holds a gaudi_config.json works, too. With
         ``use_habana_mixed_precision``, the lists hmp_bf16_ops and hmp_fp32_ops replace those of "hmp", and the hmp_opt_level "O2" selects
         "hmp-o2". With ``use_torch_autocast``, autocast_bf16_ops and autocast_fp32_ops replace those of "hpu-autocast". If the file has neither
-        key, its lists decide which of the two it is. If it has no lists either, or if the key is false, nothing is cast. Other keys are
-        ignored.
+        key, its lists decide which of the two it is. If it has no lists either, or if the key is false, nothing is cast. Keys of
+        other settings are ignored.
 
         Args:
             name_or_path: the name, the path or the text.
             strict: raise ValueError for names that torch does not have. By default those in files trigger a warning.
 
         Raises:
-            ValueError: there is no such preset, folder or file, or the policy has an error in it.
-            OSError: a file cannot be read.
+            ValueError: there is no preset or folder of this name, or the policy has an error in it, such as a misspelled key.
+            OSError: a file cannot be read, or a ``Path`` or a .json file does not exist.
             TypeError: the argument is neither a string nor a path.
         """
         if not isinstance(name_or_path, (str, os.PathLike)):
@@ -182,7 +182,7 @@ class Policy:
         """Make a policy from ``base`` with some of its lists replaced or edited.
 
         A file whose names all begin with + or - edits the list of ``base``; any other file replaces it. What is not given (``None`` or "")
-        stays as in ``base``. An op that the lower or fp32 file names leaves the other list. A name for one low dtype, "+mm@float16" or
+        stays as in ``base``. An op that a file names leaves the other lists. A name for one low dtype, "+mm@float16" or
         "-mm@float16", changes nothing for the other low dtype.
 
         Args:
@@ -237,7 +237,8 @@ class Policy:
             strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
         Raises:
-            ValueError: a name is not an op name, or an op is in two lists.
+            ValueError: a name is not an op name, an op cannot be in its list or is in two (promote may have one of another list), or
+                ``rest``, ``compiled`` or ``low_dtype`` is another value.
             TypeError: a list is a single string, or has in it what is no string; ``rest``, ``compiled`` or ``name`` is no string.
         """
         named: dict[str, list[core.Entry]] = {}

@@ -329,7 +329,8 @@ class CastReport(Short, Document, MeasuredReport):
         return made
 
     def diff(self, other: CastReport) -> ReportDiff:
-        """Return what differs in ``other``: casts by op and dtype. ``print`` shows a table. The result is false if nothing differs.
+        """Return what differs in ``other``: casts by op and dtype, and errors, of reports with values. ``print`` shows a table. The
+        result is false if no casts differ.
 
         Raises:
             TypeError: ``other`` is not a report.

@@ -31,6 +31,7 @@ from habana_mp._report.projections import project
 from habana_mp._show.short import brief
 from habana_mp._show.units import whole
 
+_NO_ERROR = "no error reached a loss or projected outputs"
 _NEXT_SEED = 1_000_003  # away from those that a user may give
 
 
@@ -110,6 +111,8 @@ class MeasuredReport(ABC):
     def error_shares(self) -> dict[tuple[str, str], float]:
         """Return the ``error_share`` of every op in every module, by the name of the op and the path of the module without the class of the root.
 
+        What was called outside of modules is left out.
+
         Raises:
             RuntimeError: as for ``error_share``. An op whose error is not measured is left out.
         """
@@ -134,10 +137,15 @@ class MeasuredReport(ABC):
         """Return how much a loss changes because an op did not run in float32, to first order: the sum of gradient times error.
 
         It has a sign, and is the sum over all backward passes. It is in units of the loss, without the scale of a ``GradScaler``. Arguments
-        and errors are the same as for ``error_share`` and ``presets``; also RuntimeError if ``project`` alone was called, as there is no
-        loss, and ValueError if the block has several losses and ``loss`` names none of them: their changes may cancel.
+        and errors are the same as for ``error_share`` and ``presets``, but ``what_if`` is True or False alone; also RuntimeError if
+        ``project`` alone was called, as there is no loss, and ValueError if the block has several losses and ``loss`` names none of them:
+        their changes may cancel.
         """
         rows = self._asked_rows(op, module)
+        if what_if not in (False, True):
+            raise ValueError(
+                f"what_if must be True or False, not {what_if!r}: the change of a loss in 8 bits is not known"
+            )
         self._check_shares(rows, what_if=what_if, of_loss=True)
         asked = _asked_loss(loss, losses_of(self._data().rows))
         changes = (each for row in rows for each in row.measured.losses if each.loss == asked)
@@ -222,8 +230,9 @@ class MeasuredReport(ABC):
     def errors(self) -> dict[str, float]:
         """Return by how much each loss is off, to first order, by the line that called backward, such as "train/gan.py:41".
 
-        It is the root of the sum of squares over ops, and the mean over backward passes: what cancels by chance in one step counts. What
-        ``project`` was given is "outputs", and its error is in relation to their size.
+        It is the root of the sum of squares over ops, and the mean over backward passes: what cancels by chance in one step counts. From
+        eight passes on, it has what ops have in common, too, and what follows from other choices. What ``project`` was given is "outputs",
+        and its error is in relation to their size.
 
         Raises:
             RuntimeError: as for ``error_share``.
@@ -245,7 +254,7 @@ class MeasuredReport(ABC):
                 of them together: the root of their mean square.
 
         Raises:
-            RuntimeError: as for ``edits``.
+            RuntimeError: as for ``edits``; or some ops ran in 8 bits.
             ValueError: no such line called backward.
 
         Example:
@@ -255,9 +264,11 @@ class MeasuredReport(ABC):
             True
         """
         self._check_values()
+        self._check_no_formats()
         found = preset_errors(self._data())
         if not found:
             _raise(why_no_edit(self._data()))
+            raise RuntimeError(_NO_ERROR)
         if loss is None:
             return {name: together(errors) for name, errors in found.items()}
         asked = _asked_loss(loss, next(iter(found.values())))
@@ -288,15 +299,11 @@ class MeasuredReport(ABC):
         if (low := dtype_name(asked.low_dtype)) != self._data().low_dtype:
             raise ValueError(f"the policy {asked.name} has {low}, and {self._data().low_dtype} was measured")
         self._check_formats([name for name in FORMATS if any(entry.list == name for entry in asked._core.entries)])
-        if ops := ran_in_formats(self._data()):
-            raise RuntimeError(
-                f"{', '.join(ops)} ran in 8 bits, so what it adds in another format is not known: "
-                "make the report under a policy without ops in 8 bits"
-            )
+        self._check_no_formats()
         found = policy_errors(self._data(), asked)
         if not found:
             _raise(why_no_edit(self._data()))
-            raise RuntimeError("no error reached a loss or projected outputs")
+            raise RuntimeError(_NO_ERROR)
         return together(found) if loss is None else found[_asked_loss(loss, found)]
 
     def _run(self, what_if: bool | str) -> Run:
@@ -307,6 +314,13 @@ class MeasuredReport(ABC):
             return "low" if what_if else "ran"
         self._check_formats([what_if])
         return cast(Run, what_if)
+
+    def _check_no_formats(self) -> None:
+        if ops := ran_in_formats(self._data()):
+            raise RuntimeError(
+                f"{', '.join(ops)} ran in 8 bits, so what it adds in another format is not known: "
+                "make the report under a policy without ops in 8 bits"
+            )
 
     def _check_formats(self, names: Iterable[str]) -> None:
         for name in names:

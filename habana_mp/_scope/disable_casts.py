@@ -33,7 +33,7 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
     Ops inside run in the dtypes of their arguments. ``disable_casts`` casts no tensor when it begins: if a tensor must be float32
     inside, cast it by hand with ``x.float()``. It switches off the casts of ``hmp.convert`` and of ``hmp.autocast``, on the
     calling thread and in a backward pass that starts there. Blocks nest, and one instance may be nested in itself. The end of a block
-    restores the state before it, also after an exception. A decorated generator runs its body with casts off. Without a conversion or a
+    restores the state before it, also after an exception. The end of the outermost one also ends all copies in the weight cache. A decorated generator runs its body with casts off. Without a conversion or a
     region it does nothing.
 
     Example:

@@ -1,4 +1,4 @@
-"""``hmp.cache``: show and clear the weight cache, and move float32 weights that have a cast copy to a file and back.
+"""``hmp.cache``: show and clear the weight cache, and move float32 weights to a file and back.
 
 Under a conversion, or in a region of autocast, a float32 weight is cast once, and its copy is used until the weight changes: in
 training until the optimizer's step, in inference as long as the model runs. docs/benchmarks-tables.md has the time that this saves,
@@ -32,7 +32,8 @@ class CacheInfo(NamedTuple):
     bytes: int
     """The size of the copies in bytes."""
     limit: int
-    """The largest size of the copies in bytes: ``HABANA_MP_CACHE_BYTES``, else a quarter of the machine's memory."""
+    """The largest size of the copies in bytes: ``HABANA_MP_CACHE_BYTES``, else a quarter of the machine's memory. 0 before the
+    first conversion or region, after ``revert``, and under ``convert`` with a policy that has ``cache = false``."""
     hits: int
     """How often a copy was used without a cast."""
     misses: int

@@ -27,7 +27,8 @@ _EPILOG = """\b
 Exit codes:
   0    no problem
   1    find-nonfinite, compare, diff, lists check, lists diff or doctor found
-       something, or a limit of report or the budget of tune is exceeded
+       something, a limit of report is exceeded, or the error of tune on the
+       data of --check is above the budget
   2    an error in the command line or in a file that it names
   130  interrupted
 run, report and record end with the exit code of the script.

@@ -99,7 +99,7 @@ def new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> st
 
 
 def _list_option(name: str, purpose: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    about = f"A list file for {purpose}, or an edit of that list. Repeatable."
+    about = f"A list file for {purpose}, or edits of that list. Edits are repeatable."
     return click.option(name, multiple=True, type=ListParameter(), metavar="FILE|+OP|-OP", help=about)
 
 

@@ -56,12 +56,18 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> No
     type=click.Choice(["op", "module"]),
     help="These edits are of an op, or of an op in some modules. Default: op.",
 )
-@click.option("--max-casts", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if there are more casts.")
+@click.option(
+    "--max-casts",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Exit with 1 if there are more casts in forward passes, or no op was seen.",
+)
 @click.option(
     "--max-error",
     type=click.FloatRange(min=0),
     metavar="X",
-    help="Exit with 1 if the error of an op, relative to its results, is larger. Needs --values.",
+    help="Exit with 1 if the error of an op, relative to its results, is larger, if an op loses numbers, or if nothing was measured. "
+    "Needs --values.",
 )
 @click.option(
     "--baseline",

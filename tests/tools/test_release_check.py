@@ -36,7 +36,7 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The commit of a repository that has what the page depends on, and no page."""
     monkeypatch.chdir(tmp_path)
     git("init", "--quiet")
-    return commit(data__a_txt="1", tool_py="1", other_py="1")
+    return commit(data__a_txt="1", tool_py="1", other_py="1", f_py="def f():\n    return 1\n")
 
 
 TABLE = "# Page\n\n## Rows\n\n| date | commit |\n|---|---|\n| 2026-11-26 | {} |\n\n## After\n\nAt commit 0123456.\n"
@@ -58,6 +58,30 @@ CASES = {
     ),
     "a-file": (PAGE, "At commit {}.", {"tool_py": "2"}, "stale   pages/page.md: {}; changed since: tool.py"),
     "a-folder": (PAGE, "At commit {}.", {"data__b_txt": "2"}, "stale   pages/page.md: {}; changed since: data/b.txt"),
+    "words-alone": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": '"""Other."""\n\n\ndef f():\n    """Of f."""\n    return 1  # one\n'},
+        "current pages/page.md: {}",
+    ),
+    "words-and-code": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": '"""Other."""\n\n\ndef f():\n    """Of f."""\n    return 2\n'},
+        "stale   pages/page.md: {}; changed since: f.py",
+    ),
+    "words-that-are-no-docstring": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f():\n    return 1\n\n\n'text'\n"},
+        "stale   pages/page.md: {}; changed since: f.py",
+    ),
+    "a-file-that-is-no-python": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f(:\n"},
+        "stale   pages/page.md: {}; changed since: f.py",
+    ),
     "many-files": (
         PAGE,
         "At commit {}.",

@@ -19,7 +19,7 @@ from habana_mp._show.short import Short
 
 @dataclass(frozen=True, repr=False)
 class Part(Short):
-    """An op, or an op in some modules, as one run in float32 measured it.
+    """An op, or an op in some modules, as one run measured it: under ``start``, or in float32 with ``others="lower"``.
 
     Attributes:
         error: how much its low dtype alone would change the outputs or the loss, relative to their size, to first order; infinite if it

@@ -79,7 +79,7 @@ def tune(
         A ``Tuned``.
 
     Raises:
-        TypeError: ``step`` or ``check`` is not callable, ``start`` is not a policy, ``formats`` no collection, or ``seed`` is not a whole number.
+        TypeError: ``step`` or ``check`` is no function without arguments, the metric returns no number, ``start`` is not a policy, ``formats`` no collection, or ``seed`` is not a whole number.
         ValueError: the budget is not above 0; another ``metric``, ``per``, ``others``, ``cost`` or one of ``formats``; formats in 8 bits with a step that calls
             backward; the step enters a region of autocast that is on; the step returns no numbers or
             infinite ones, or has no op that computes; the metric returns NaN for two equal results; the step differs by more than the budget in float32, too; the file to resume from

@@ -34,7 +34,7 @@ class TunedPart(Short):
 
     Attributes:
         part: the part.
-        list: the list that the search put it into.
+        list: its list in the policy that was found; "rest" if it is in none.
         saved: the time that its low dtype saves in a step, in seconds, without casts around it; None with ``cost="numbers"``,
             and where the times of single ops do not fit the time of a step.
 

@@ -86,6 +86,13 @@ def test_a_block_of_two_losses_has_no_change_of_the_loss(critic):
         critic.loss_change()
 
 
+@pytest.mark.parametrize("what_if", ["int8", "bfloat16", 2])
+def test_a_loss_in_8_bits_is_not_known(critic, what_if):
+    """It was the change in the low dtype."""
+    with pytest.raises(ValueError, match=f"what_if must be True or False, not {what_if!r}"):
+        critic.loss_change(loss=next(iter(critic.errors())), what_if=what_if)
+
+
 def test_an_edit_names_the_losses(critic):
     (edit,) = (each for each in critic.edits() if each.text == "+mm:fp32")
     assert [each.error for each in edit.losses] == [*critic.errors().values()]

@@ -182,8 +182,9 @@ def test_ops_in_8_bits_are_measured_and_nothing_is_foretold_of_them() -> None:
     net, words = made()
     with hmp.autocast("cpu", policy=eight), hmp.report(values=True, formats=BOTH) as frozen:
         frozen.project(net.requires_grad_(False)(words) + torch.zeros(10, requires_grad=True))
-    with pytest.raises(RuntimeError, match="linear ran in 8 bits"):
-        frozen.forecast(policy)
+    for ask in (lambda: frozen.forecast(policy), frozen.presets, lambda: frozen.presets("outputs")):
+        with pytest.raises(RuntimeError, match="linear ran in 8 bits"):
+            ask()
     report = measured(eight)
     assert report.forecast(policy) > 0  # the weights required grad: they ran as lower
 

@@ -179,13 +179,14 @@ def _has_same_code(root: Path, commit: str, file: str) -> bool:
 
 
 def _code_of(tree: ast.Module) -> str:
-    """Without docstrings."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
-            node
-        ):
-            del node.body[0]
-    return ast.dump(tree)
+    return ast.dump(_WithoutWords().visit(tree))
+
+
+class _WithoutWords(ast.NodeTransformer):
+    """Without docstrings, those of attributes too."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:  # noqa: N802 - ast's name
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
 
 
 def _lines_of(lines: list[str], section: str) -> tuple[int, int]:

@@ -64,6 +64,12 @@ CASES = {
         {"f_py": '"""Other."""\n\n\ndef f():\n    """Of f."""\n    return 1  # one\n'},
         "current pages/page.md: {}",
     ),
+    "words-of-an-attribute": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f():\n    return 1\n    'Of the result.'\n"},
+        "current pages/page.md: {}",
+    ),
     "words-and-code": (
         PAGE._replace(depends=("f.py",)),
         "At commit {}.",
@@ -73,7 +79,7 @@ CASES = {
     "words-that-are-no-docstring": (
         PAGE._replace(depends=("f.py",)),
         "At commit {}.",
-        {"f_py": "def f():\n    return 1\n\n\n'text'\n"},
+        {"f_py": "def f():\n    return 1\n\n\nf('text')\n"},
         "stale   pages/page.md: {}; changed since: f.py",
     ),
     "a-file-that-is-no-python": (

@@ -162,10 +162,18 @@ def measured(page: Page, root: Path = ROOT) -> Iterator[Measured]:
         except subprocess.CalledProcessError:
             yield Measured(commit, is_known, bool(changes), is_there=False)
         else:
-            changed = tuple(files.splitlines())
-            if all(_has_same_code(root, commit, file) for file in changed):  # ends at the first that has not
-                changed = ()
-            yield Measured(commit, is_known, bool(changes), changed=changed)
+            yield Measured(commit, is_known, bool(changes), changed=_with_other_code(root, commit, files.splitlines()))
+
+
+def _with_other_code(root: Path, commit: str, files: list[str]) -> tuple[str, ...]:
+    """Not looked at are those behind the ones that a line names."""
+    found: list[str] = []
+    for number, file in enumerate(files):
+        if len(found) == MOST:
+            return (*found, *files[number:])
+        if not _has_same_code(root, commit, file):
+            found.append(file)
+    return tuple(found)
 
 
 def _has_same_code(root: Path, commit: str, file: str) -> bool:
@@ -185,7 +193,7 @@ def _code_of(tree: ast.Module) -> str:
 class _WithoutWords(ast.NodeTransformer):
     """Without docstrings, those of attributes too."""
 
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:  # noqa: N802 - ast's name
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
 
 

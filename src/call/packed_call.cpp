@@ -155,7 +155,7 @@ at::Tensor packed_product(Layout layout, const PackedOperands& call) {
   const PackedArguments given = packed_arguments(call, {layout}, /*contiguous=*/true);
   if (!given) return {};
   RECORD_FUNCTION(kProduct, c10::ArrayRef<const c10::IValue>{});
-  return product(way, given.input, given.weight, given.bias);
+  return product(way, layout, given.input, given.weight, given.bias);
 }
 
 at::Tensor packed_convolution(const PackedOperands& call,
@@ -178,7 +178,8 @@ Prepared prepared_product(Layout layout, const PackedOperands& low) {
   if (way == By::PlainCopy) return {};
   WeightCache::Packed packed{pack(low.weight, {layout})};
   packed.data = torch_private::packed_data(packed.copy);
-  return [=, input = low.input, bias = low.bias] { return product(way, input, packed, bias); };
+  return
+      [=, input = low.input, bias = low.bias] { return product(way, layout, input, packed, bias); };
 }
 
 Prepared prepared_convolution(const PackedOperands& low,

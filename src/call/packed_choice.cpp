@@ -55,6 +55,8 @@ std::int64_t fewest_rows(std::int64_t most) {
   return found == kMostRows.begin() ? 1 : *(found - 1) + 1;
 }
 
+By way_of_one_row(Layout layout);
+
 class ProductTrial final : public Trial {
  public:
   explicit ProductTrial(const Shape& shape)
@@ -71,20 +73,46 @@ class ProductTrial final : public Trial {
 
  private:
   bool is_possible(By way) const override {
-    return way != By::OurKernel ||
-           (has_kernel(shape_.to, shape_.rows, shape_.inputs, shape_.outputs, shape_.threads) &&
-            is_readable(packed_, weight_));
+    return way == By::OneDnn || (has_kernel(way, shape_.to, shape_.rows, shape_.inputs,
+                                            shape_.outputs, shape_.threads) &&
+                                 is_readable(packed_, weight_) &&
+                                 (shape_.rows != 1 || way == way_of_one_row(shape_.layout)));
   }
 
   at::Tensor run(By way, const at::Tensor& rows, const at::Tensor& bias) const override {
     return way == By::PlainCopy ? product_of_plain(shape_.layout, rows, plain_, bias)
-                                : product(way, rows, packed_, bias);
+                                : product(way, shape_.layout, rows, packed_, bias);
   }
 
   const Shape& shape_;
   const at::Tensor weight_, plain_;
   WeightCache::Packed packed_;
 };
+
+// Which order of sums oneDNN has here. In products of a few numbers the orders may differ in none,
+// so that those of a trial do not tell: these are enough.
+By way_of_one_row(Layout layout) {
+  const auto found = [](Layout of) {
+    const Shape shape{.layout = of,
+                      .to = DType::BFloat16,
+                      .rows = 1,
+                      .inputs = 1021,
+                      .outputs = 261,
+                      .bias = true,
+                      .threads = 1};
+    const ProductTrial trial(shape);
+    for (const By way : {By::OurKernel, By::OurRow}) {
+      if (trial.has_numbers(way)) return way;
+    }
+    return By::PlainCopy;
+  };
+  if (layout == Layout::Addmm) {
+    static const By of_addmm = found(Layout::Addmm);
+    return of_addmm;
+  }
+  static const By of_linear = found(Layout::Linear);
+  return of_linear;
+}
 
 // Without a measurement: how packed weights lie is looked at once.
 By unmeasured(const Shape& shape) {
@@ -94,9 +122,12 @@ By unmeasured(const Shape& shape) {
     packed.data = torch_private::packed_data(packed.copy);
     return is_readable(packed, plain);
   }();
-  return readable && has_kernel(shape.to, shape.rows, shape.inputs, shape.outputs, shape.threads)
-             ? By::OurKernel
-             : By::OneDnn;
+  const auto is_possible = [&](By way) {
+    return readable &&
+           has_kernel(way, shape.to, shape.rows, shape.inputs, shape.outputs, shape.threads);
+  };
+  const By own = is_possible(By::OurRow) ? way_of_one_row(shape.layout) : By::OurKernel;
+  return is_possible(own) ? own : By::OneDnn;
 }
 
 Measured measure(const Shape& shape) { return ProductTrial(shape).fastest(); }

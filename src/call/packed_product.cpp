@@ -30,8 +30,8 @@ std::int64_t panels_of_thread(std::int64_t rows, std::int64_t inputs) {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(5e-6 / seconds));
 }
 
-at::Tensor by_our_kernel(const at::Tensor& input, const WeightCache::Packed& packed,
-                         const at::Tensor& bias) {
+at::Tensor by_our_kernel(kernels::Order order, const at::Tensor& input,
+                         const WeightCache::Packed& packed, const at::Tensor& bias) {
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
   const kernels::PackedWeight weight = memory_of(packed);
   const auto inputs = static_cast<std::int64_t>(weight.inputs);
@@ -51,6 +51,7 @@ at::Tensor by_our_kernel(const at::Tensor& input, const WeightCache::Packed& pac
       .first_panel = 0,
       .last_panel = weight.panels(),
       .sum = kernels::inputs_of_sum(static_cast<std::size_t>(rows), weight.inputs),
+      .order = order,
   };
   in_parallel(0, static_cast<std::int64_t>(weight.panels()), panels_of_thread(rows, inputs),
               [&task](std::int64_t first, std::int64_t last) {
@@ -71,12 +72,13 @@ at::Tensor by_onednn(const at::Tensor& input, const at::Tensor& packed, const at
 
 }  // namespace
 
-bool has_kernel(DType dtype, std::int64_t rows, std::int64_t inputs, std::int64_t outputs,
+bool has_kernel(By way, DType dtype, std::int64_t rows, std::int64_t inputs, std::int64_t outputs,
                 int threads) {
+  if (dtype != DType::BFloat16 || kernels::active() != kernels::Variant::Avx512Bf16) return false;
+  if (way == By::OurRow) return rows == 1;
   const kernels::PackedWeight weight{nullptr, static_cast<std::size_t>(outputs),
                                      static_cast<std::size_t>(inputs)};
-  return dtype == DType::BFloat16 && rows <= kFewRows &&
-         kernels::active() == kernels::Variant::Avx512Bf16 &&
+  return way == By::OurKernel && rows <= kFewRows &&
          !kernels::splits_inputs(static_cast<std::size_t>(rows), weight,
                                  static_cast<std::size_t>(threads));
 }
@@ -97,10 +99,14 @@ bool is_readable(const WeightCache::Packed& packed, const at::Tensor& plain) {
   return true;
 }
 
-at::Tensor product(By way, const at::Tensor& input, const WeightCache::Packed& weight,
-                   const at::Tensor& bias) {
-  return way == By::OurKernel ? by_our_kernel(input, weight, bias)
-                              : by_onednn(input, weight.copy, bias);
+at::Tensor product(By way, Layout layout, const at::Tensor& input,
+                   const WeightCache::Packed& weight, const at::Tensor& bias) {
+  using kernels::Order;
+  if (way == By::OneDnn) return by_onednn(input, weight.copy, bias);
+  // A weight of one input lies in both ways, and is taken for outputs x inputs.
+  const bool turned = layout == Layout::Addmm && weight.copy.size(1) > 1;
+  const Order of_one = turned ? Order::InOrder : Order::Turns;
+  return by_our_kernel(way == By::OurRow ? of_one : Order::Pairs, input, weight, bias);
 }
 
 at::Tensor product_of_plain(Layout layout, const at::Tensor& input, const at::Tensor& weight,

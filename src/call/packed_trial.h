@@ -31,6 +31,7 @@ class Trial {
 
   // Of the ways that are possible here and give the numbers of a plain copy, bit for bit.
   Measured fastest() const;
+  bool has_numbers(By way) const;
 
  protected:
   virtual bool is_possible(By way) const = 0;

@@ -4,12 +4,12 @@
 //
 // There are two variants: for AVX-512 with its bfloat16 instructions, and a scalar one, against
 // which the tests hold it; products use the first alone (has_kernel of call/packed_product.h). Each
-// adds the products of an output to a float32 in the order of k, the odd one of a pair first, with
-// one rounding for a product and its addition; after LinearTask::sum of them it begins a new sum,
-// and adds it to those before. Then it adds the bias and rounds to nearest even. So the bits depend
-// neither on the other rows nor on how panels are split. The two differ in two things:
+// adds the products of an output to float32 numbers in an Order, with one rounding for a product
+// and its addition. Then it adds the bias and rounds to nearest even. So the bits depend neither on
+// the other rows nor on how panels are split. The two differ in two things:
 // - Avx512Bf16 takes subnormals for zeros, among the elements, the sums and the results, because
-//   its instruction does. So does that of oneDNN, whose bits are these. The other keeps subnormals.
+//   its instruction does; in Order::InOrder, which has no such instruction, among the results. So
+//   does oneDNN, whose bits are these. The other keeps subnormals.
 // - Which of several NaNs a NaN comes from. All of them are quiet.
 #pragma once
 
@@ -18,6 +18,17 @@
 #include <cstdint>
 
 namespace habana_mp::kernels {
+
+// In which order the products of an output are added, all as oneDNN has them: the first of several
+// rows, and of one in torch 2.13; the others of one row in torch 2.15, by a weight that lies
+// outputs x inputs (Turns) or inputs x outputs (InOrder).
+enum class Order : std::uint8_t {
+  Pairs,  // of k, the odd one of a pair first; after LinearTask::sum of them a new sum begins, and
+          // is added to those before
+  Turns,  // pairs of k take turns among 16 sums, the odd one first; then 8 are added to 8, 4 to 4,
+          // and the neighbours of the last four
+  InOrder,  // of k, in one sum
+};
 
 // Panels of 64 outputs. A panel has two elements of its first output, k and k + 1, then the same
 // two of the next, and after 64 outputs the next two k. Outputs and inputs are filled up with
@@ -66,7 +77,8 @@ struct LinearTask {
   std::uint16_t* out;
   std::ptrdiff_t out_row_stride;
   std::size_t first_panel, last_panel;
-  std::size_t sum;  // how many k one sum takes: even, not 0
+  std::size_t sum;  // how many k one sum takes: even, not 0. Of Order::Pairs alone
+  Order order = Order::Pairs;
 };
 
 void linear(const LinearTask& task);

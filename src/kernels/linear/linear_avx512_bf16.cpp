@@ -37,8 +37,19 @@ struct Avx512Bf16 {
   }
 };
 
+struct Avx512InOrder : Avx512Bf16 {
+  static Sum even(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+  static Sum odd(__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)));
+  }
+  static Sum add(Sum sum, Weights weights, Pair pair) {
+    return _mm512_fmadd_ps(odd(weights), odd(pair),
+                           _mm512_fmadd_ps(even(weights), even(pair), sum));
+  }
+};
+
 }  // namespace
 
-void linear_avx512_bf16(const LinearTask& task) { linear_with<Avx512Bf16>(task); }
+void linear_avx512_bf16(const LinearTask& task) { linear_with<Avx512Bf16, Avx512InOrder>(task); }
 
 }  // namespace habana_mp::kernels

@@ -196,12 +196,69 @@ void add_panel(const LinearTask& task, std::size_t panel, std::size_t first_row,
 }
 
 template <class Lanes>
-void linear_with(const LinearTask& task) {
+void add_panels(const LinearTask& task) {
   for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
     for (std::size_t row = 0; row < task.rows; row += kMostRows) {
       const std::size_t left = task.rows - row;
       add_panel<Lanes>(task, panel, row, left < kMostRows ? left : kMostRows);
     }
+  }
+}
+
+// Order::Turns. The sums lie kPanel apart from those of the next turn: in memory, as there are too
+// many for the registers, so that the weight is read as it lies.
+constexpr std::size_t kTurns = 16;
+
+template <class Lanes>
+void add_turns(float* sums) {
+  const auto add = [&](std::size_t to, std::size_t from) {
+    for (std::size_t i = 0; i < kPanel; i += Lanes::kWidth) {
+      float* const at = sums + to * kPanel + i;
+      Lanes::store(at, Lanes::plus(Lanes::load(at), Lanes::load(sums + from * kPanel + i)));
+    }
+  };
+  for (std::size_t turn = 0; turn < 8; ++turn) add(turn, turn + 8);
+  for (std::size_t turn = 0; turn < 4; ++turn) add(turn, turn + 4);
+  add(0, 1);
+  add(2, 3);
+  add(0, 2);
+}
+
+template <class Lanes>
+void add_panel_in_turns(const LinearTask& task, std::size_t panel, std::size_t row) {
+  alignas(64) float sums[kTurns * kPanel] = {};
+  const std::uint16_t* weight = task.weight.data + panel * task.weight.panel_size();
+  const std::uint16_t* x = task.x + static_cast<std::ptrdiff_t>(row) * task.x_row_stride;
+  const std::size_t pairs = task.weight.inputs / 2;
+  const auto add = [&](std::size_t pair, std::uint32_t of_x) {
+    const typename Lanes::Pair both = Lanes::pair(of_x);
+    const std::uint16_t* const weights = weight + pair * 2 * kPanel;
+    times<lines_to_fetch(1)>([&](std::size_t i) __attribute__((always_inline)) {
+      fetch<1>(weights + kAhead + i * kLine);
+    });
+    float* const turn = sums + pair % kTurns * kPanel;
+    for (std::size_t i = 0; i < kPanel; i += Lanes::kWidth) {
+      Lanes::store(turn + i,
+                   Lanes::add(Lanes::load(turn + i), Lanes::weights(weights + 2 * i), both));
+    }
+  };
+  for (std::size_t pair = 0; pair < pairs; ++pair) add(pair, pair_at(x + 2 * pair));
+  if (task.weight.inputs % 2 != 0) add(pairs, std::uint32_t{x[2 * pairs]});
+  add_turns<Lanes>(sums);
+  finish_panel<Lanes>(task, panel, sums, row, 1);
+}
+
+// `InOrder` are lanes that add the products of a pair in the order of k.
+template <class Lanes, class InOrder>
+void linear_with(const LinearTask& task) {
+  if (task.order == Order::Pairs) return add_panels<Lanes>(task);
+  if (task.order == Order::InOrder) {
+    LinearTask one_sum = task;
+    one_sum.sum = (task.weight.inputs | 1) + 1;
+    return add_panels<InOrder>(one_sum);
+  }
+  for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
+    for (std::size_t row = 0; row < task.rows; ++row) add_panel_in_turns<Lanes>(task, panel, row);
   }
 }
 

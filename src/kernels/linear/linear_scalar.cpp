@@ -26,9 +26,13 @@ struct Scalar {
   static Weights weights(const std::uint16_t* pairs) { return pair_at(pairs); }
   static Pair pair(std::uint32_t pair) { return pair; }
   static Sum add(Sum sum, Weights weights, Pair pair) {
-    const float odd =
-        __builtin_fmaf(float_of(weights & 0xffff0000), float_of(pair & 0xffff0000), sum);
-    return __builtin_fmaf(float_of(weights << 16), float_of(pair << 16), odd);
+    return add_even(add_odd(sum, weights, pair), weights, pair);
+  }
+  static Sum add_even(Sum sum, Weights weights, Pair pair) {
+    return __builtin_fmaf(float_of(weights << 16), float_of(pair << 16), sum);
+  }
+  static Sum add_odd(Sum sum, Weights weights, Pair pair) {
+    return __builtin_fmaf(float_of(weights & 0xffff0000), float_of(pair & 0xffff0000), sum);
   }
 
   static Sum widen(const std::uint16_t* bias) { return float_of(std::uint32_t{*bias} << 16); }
@@ -41,8 +45,14 @@ struct Scalar {
   }
 };
 
+struct ScalarInOrder : Scalar {
+  static Sum add(Sum sum, Weights weights, Pair pair) {
+    return add_odd(add_even(sum, weights, pair), weights, pair);
+  }
+};
+
 }  // namespace
 
-void linear_scalar(const LinearTask& task) { linear_with<Scalar>(task); }
+void linear_scalar(const LinearTask& task) { linear_with<Scalar, ScalarInOrder>(task); }
 
 }  // namespace habana_mp::kernels

@@ -14,6 +14,7 @@
 #include "kernels/linear/linear.h"
 
 using namespace habana_mp;
+using kernels::Order;
 using kernels::PackedWeight;
 using kernels::Variant;
 using Low = std::uint16_t;
@@ -52,6 +53,7 @@ struct Case {
   std::ptrdiff_t x_gap = 0, out_gap = 0;
   bool backwards = false;
   std::size_t sum = 0;  // 0: as oneDNN
+  Order order = Order::Pairs;
 };
 
 struct Layer {
@@ -114,7 +116,8 @@ struct Layer {
         .out_row_stride = sign * out_row_stride,
         .first_panel = 0,
         .last_panel = 0,
-        .sum = what.sum};
+        .sum = what.sum,
+        .order = what.order};
     for (const std::size_t split : splits) {
       task.last_panel = split;
       kernels::linear(task);
@@ -135,20 +138,45 @@ struct Layer {
 
   // In the order of linear.h
   float sum_of(std::size_t row, std::size_t output) const {
+    const float total = what.order == Order::Pairs   ? sum_of_pairs(row, output)
+                        : what.order == Order::Turns ? sum_of_turns(row, output)
+                                                     : sum_in_order(row, output);
+    return what.has_bias ? total + float_of(bias[output]) : total;
+  }
+
+  float plus(float sum, std::size_t row, std::size_t output, std::size_t k) const {
+    if (k >= what.inputs) return sum;
+    return std::fma(float_of(x_at(row, k)), float_of(weight_at(output, k)), sum);
+  }
+
+  float sum_in_order(std::size_t row, std::size_t output) const {
+    float sum = 0;
+    for (std::size_t k = 0; k < what.inputs; ++k) sum = plus(sum, row, output, k);
+    return sum;
+  }
+
+  float sum_of_turns(std::size_t row, std::size_t output) const {
+    float sum[16] = {};
+    for (std::size_t k = 0; k < what.inputs; k += 2) {
+      float& turn = sum[k / 2 % 16];
+      turn = plus(plus(turn, row, output, k + 1), row, output, k);
+    }
+    for (std::size_t i = 0; i < 8; ++i) sum[i] += sum[i + 8];
+    for (std::size_t i = 0; i < 4; ++i) sum[i] += sum[i + 4];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+
+  float sum_of_pairs(std::size_t row, std::size_t output) const {
     float total = 0;
     for (std::size_t start = 0; start < what.inputs; start += what.sum) {
       float sum = 0;
       const std::size_t end = std::min(what.inputs, start + what.sum);
-      const auto add = [&](std::size_t k) {
-        if (k < end) sum = std::fma(float_of(x_at(row, k)), float_of(weight_at(output, k)), sum);
-      };
       for (std::size_t k = start; k < end; k += 2) {
-        add(k + 1);
-        add(k);
+        sum = plus(plus(sum, row, output, k + 1), row, output, k);
       }
       total = start == 0 ? sum : sum + total;
     }
-    return what.has_bias ? total + float_of(bias[output]) : total;
+    return total;
   }
 
   struct Exact {
@@ -219,6 +247,40 @@ TEST_CASE("sums begin again where those of oneDNN do") {
   CHECK(!kernels::splits_inputs(2, {nullptr, 128, 4096}, 3));
   CHECK(!kernels::splits_inputs(1, {nullptr, 128, 4098}, 3));
   CHECK(!kernels::splits_inputs(1, {nullptr, 128, 1024}, 3));
+}
+
+TEST_CASE("one row in the orders of torch 2.15") {
+  for (const Order order : {Order::Turns, Order::InOrder}) {
+    for (const std::size_t inputs :
+         {0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 159, 256, 1021}) {
+      for (const std::size_t outputs : {1, 16, 63, 64, 65, 130}) {
+        check({.rows = 1, .inputs = inputs, .outputs = outputs, .order = order});
+        check({.rows = 1, .inputs = inputs, .outputs = outputs, .has_bias = false, .order = order});
+      }
+    }
+    check({.rows = 3, .inputs = 67, .outputs = 100, .x_gap = 5, .out_gap = 3, .order = order});
+    check({.rows = 2, .inputs = 67, .outputs = 100, .backwards = true, .order = order});
+    const Layer layer({.rows = 1, .inputs = 333, .outputs = 64 * 5 - 7, .order = order});
+    for (const Variant variant : kernels::available()) {
+      CHECK(layer.run(variant, {1, 3}) == layer.run(variant));
+    }
+  }
+}
+
+TEST_CASE("the order in which k is added keeps subnormals, but for results") {
+  constexpr Low kSubnormal = 0x0040;
+  Layer layer({.rows = 1, .inputs = 2, .outputs = 1, .has_bias = false, .order = Order::InOrder});
+  layer.x = {kSubnormal, kSubnormal};
+  layer.weight = {rounded(2), rounded(2)};
+  layer.pack();
+  Layer small(layer);
+  small.weight = {rounded(0.5F), rounded(0.25F)};
+  small.pack();
+  for (const Variant variant : kernels::available()) {
+    CHECK(layer.run(variant) == Lows{0x0100});
+    CHECK(small.run(variant) ==
+          Lows{static_cast<Low>(variant == Variant::Avx512Bf16 ? 0 : 0x0030)});
+  }
 }
 
 TEST_CASE("sums of any even number of inputs") {

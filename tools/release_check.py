@@ -3,7 +3,7 @@
 A page, or a section of one, is a row of PAGES with the files that its figures depend on. It names the commit that it was measured at
 ("commit 0123456ab", or a row of a table that ends with a date and a commit). A page that names none is as old as the last commit that
 changed it. Not here is what is made from the tree whenever it is read (docs/presets.md, docs/api.md) or runs in the tests, and what sums
-others up (docs/benchmarks.md). Docstrings and comments of Python are not looked at. Knows git and the standard library alone.
+others up (docs/benchmarks.md). Docstrings and comments of Python count where tests run alone. Knows git and the standard library alone.
 """
 
 from __future__ import annotations
@@ -162,10 +162,13 @@ def measured(page: Page, root: Path = ROOT) -> Iterator[Measured]:
         except subprocess.CalledProcessError:
             yield Measured(commit, is_known, bool(changes), is_there=False)
         else:
-            yield Measured(commit, is_known, bool(changes), changed=_with_other_code(root, commit, files.splitlines()))
+            changed = tuple(files.splitlines())
+            if "tests" not in page.depends:  # which read the words, too
+                changed = _with_other_code(root, commit, changed)
+            yield Measured(commit, is_known, bool(changes), changed=changed)
 
 
-def _with_other_code(root: Path, commit: str, files: list[str]) -> tuple[str, ...]:
+def _with_other_code(root: Path, commit: str, files: tuple[str, ...]) -> tuple[str, ...]:
     """Not looked at are those behind the ones that a line names."""
     found: list[str] = []
     for number, file in enumerate(files):
@@ -181,7 +184,7 @@ def _has_same_code(root: Path, commit: str, file: str) -> bool:
         return False
     try:
         before, now = (ast.parse(_git(root, "show", f"{each}:{file}")) for each in (commit, "HEAD"))
-    except (subprocess.CalledProcessError, SyntaxError):  # it is new, or gone
+    except (subprocess.CalledProcessError, SyntaxError, ValueError):  # it is new, or gone
         return False
     return _code_of(before) == _code_of(now)
 

@@ -143,9 +143,8 @@ class MeasuredReport(ABC):
         """
         rows = self._asked_rows(op, module)
         if what_if not in (False, True):
-            raise ValueError(
-                f"what_if must be True or False, not {what_if!r}: the change of a loss in 8 bits is not known"
-            )
+            why = ": the change of a loss in 8 bits is not known" if str(what_if) in FORMATS else ""
+            raise ValueError(f"what_if must be True or False, not {what_if!r}{why}")
         self._check_shares(rows, what_if=what_if, of_loss=True)
         asked = _asked_loss(loss, losses_of(self._data().rows))
         changes = (each for row in rows for each in row.measured.losses if each.loss == asked)

@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <exception>
@@ -44,9 +45,13 @@ constexpr std::int64_t kMostNumbers = std::int64_t{1} << 24;  // of a weight tha
 // What is tried in place of a shape: the most rows that share the choice, and of a large weight a
 // part, which takes less memory and tells as much.
 Shape tried(Shape shape) {
-  const auto most = std::ranges::lower_bound(kMostRows, shape.rows);
-  shape.rows = most == kMostRows.end() ? kMostRows.back() : *most;
-  shape.outputs = std::min(shape.outputs, std::max<std::int64_t>(64, kMostNumbers / shape.inputs));
+  const auto rows = std::ranges::lower_bound(kMostRows, shape.rows);
+  shape.rows = rows == kMostRows.end() ? kMostRows.back() : *rows;
+  const auto most = std::max<std::int64_t>(64, kMostNumbers / shape.inputs);
+  // Of powers of two oneDNN splits k between threads (kernels/linear/linear.h).
+  const bool is_power = std::has_single_bit(static_cast<std::uint64_t>(shape.outputs));
+  const auto power = std::bit_floor(static_cast<std::uint64_t>(most));
+  if (shape.outputs > most) shape.outputs = is_power ? static_cast<std::int64_t>(power) : most;
   return shape;
 }
 
@@ -68,13 +73,22 @@ class ProductTrial final : public Trial {
     if (shape.bias) bias_ = made_up({shape.outputs}, shape.to);
     const at::Tensor rows = made_up({shape.rows, shape.inputs}, shape.to);
     const at::Tensor few = rows.slice(0, 0, fewest_rows(shape.rows));
-    inputs_ = {rows, few, made_tiny(rows), made_tiny(few)};
+    inputs_ = {rows, made_tiny(rows)};
+    if (shape.rows > 1) inputs_.insert(inputs_.end(), {few, made_tiny(few)});
+  }
+
+  By of_one_row() const {
+    if (!is_readable(packed_, weight_)) return By::PlainCopy;
+    for (const By way : {By::OurKernel, By::OurRow}) {
+      if (has_numbers(way)) return way;
+    }
+    return By::PlainCopy;
   }
 
  private:
   bool is_possible(By way) const override {
-    return way == By::OneDnn || (has_kernel(way, shape_.to, shape_.rows, shape_.inputs,
-                                            shape_.outputs, shape_.threads) &&
+    return way == By::OneDnn || (has_kernel(way, shape_.layout, shape_.to, shape_.rows,
+                                            shape_.inputs, shape_.outputs, shape_.threads) &&
                                  is_readable(packed_, weight_) &&
                                  (shape_.rows != 1 || way == way_of_one_row(shape_.layout)));
   }
@@ -90,28 +104,23 @@ class ProductTrial final : public Trial {
 };
 
 // Which order of sums oneDNN has here. In products of a few numbers the orders may differ in none,
-// so that those of a trial do not tell: these are enough.
+// so that those of a trial do not tell: these are enough. No lock, and no static of a function,
+// which has one: a fork would not know it. Several threads may find the same.
 By way_of_one_row(Layout layout) {
-  const auto found = [](Layout of) {
-    const Shape shape{.layout = of,
+  constexpr int kUnknown = -1;
+  static constinit std::array<std::atomic<int>, 2> known = {kUnknown, kUnknown};
+  std::atomic<int>& found = known[layout == Layout::Addmm ? 1 : 0];
+  if (found == kUnknown) {
+    const Shape shape{.layout = layout,
                       .to = DType::BFloat16,
                       .rows = 1,
                       .inputs = 1021,
                       .outputs = 261,
                       .bias = true,
                       .threads = 1};
-    const ProductTrial trial(shape);
-    for (const By way : {By::OurKernel, By::OurRow}) {
-      if (trial.has_numbers(way)) return way;
-    }
-    return By::PlainCopy;
-  };
-  if (layout == Layout::Addmm) {
-    static const By of_addmm = found(Layout::Addmm);
-    return of_addmm;
+    found = static_cast<int>(ProductTrial(shape).of_one_row());
   }
-  static const By of_linear = found(Layout::Linear);
-  return of_linear;
+  return static_cast<By>(found.load());
 }
 
 // Without a measurement: how packed weights lie is looked at once.
@@ -123,10 +132,11 @@ By unmeasured(const Shape& shape) {
     return is_readable(packed, plain);
   }();
   const auto is_possible = [&](By way) {
-    return readable &&
-           has_kernel(way, shape.to, shape.rows, shape.inputs, shape.outputs, shape.threads);
+    return readable && has_kernel(way, shape.layout, shape.to, shape.rows, shape.inputs,
+                                  shape.outputs, shape.threads);
   };
-  const By own = is_possible(By::OurRow) ? way_of_one_row(shape.layout) : By::OurKernel;
+  const bool one = shape.rows == 1 && (is_possible(By::OurKernel) || is_possible(By::OurRow));
+  const By own = one ? way_of_one_row(shape.layout) : By::OurKernel;
   return is_possible(own) ? own : By::OneDnn;
 }
 

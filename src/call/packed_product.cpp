@@ -72,15 +72,18 @@ at::Tensor by_onednn(const at::Tensor& input, const at::Tensor& packed, const at
 
 }  // namespace
 
-bool has_kernel(By way, DType dtype, std::int64_t rows, std::int64_t inputs, std::int64_t outputs,
-                int threads) {
+bool has_kernel(By way, Layout layout, DType dtype, std::int64_t rows, std::int64_t inputs,
+                std::int64_t outputs, int threads) {
   if (dtype != DType::BFloat16 || kernels::active() != kernels::Variant::Avx512Bf16) return false;
-  if (way == By::OurRow) return rows == 1;
   const kernels::PackedWeight weight{nullptr, static_cast<std::size_t>(outputs),
                                      static_cast<std::size_t>(inputs)};
+  const auto many = static_cast<std::size_t>(threads);
+  if (way == By::OurRow) {
+    return rows == 1 && weight.inputs <= kernels::kMostOfOneSum &&
+           (layout != Layout::Addmm || !kernels::splits_in_order(weight, many));
+  }
   return way == By::OurKernel && rows <= kFewRows &&
-         !kernels::splits_inputs(static_cast<std::size_t>(rows), weight,
-                                 static_cast<std::size_t>(threads));
+         !kernels::splits_inputs(static_cast<std::size_t>(rows), weight, many);
 }
 
 bool is_readable(const WeightCache::Packed& packed, const at::Tensor& plain) {
@@ -102,7 +105,7 @@ bool is_readable(const WeightCache::Packed& packed, const at::Tensor& plain) {
 at::Tensor product(By way, Layout layout, const at::Tensor& input,
                    const WeightCache::Packed& weight, const at::Tensor& bias) {
   using kernels::Order;
-  if (way == By::OneDnn) return by_onednn(input, weight.copy, bias);
+  if (way != By::OurKernel && way != By::OurRow) return by_onednn(input, weight.copy, bias);
   // A weight of one input lies in both ways, and is taken for outputs x inputs.
   const bool turned = layout == Layout::Addmm && weight.copy.size(1) > 1;
   const Order of_one = turned ? Order::InOrder : Order::Turns;

@@ -8,8 +8,9 @@
 // and its addition. Then it adds the bias and rounds to nearest even. So the bits depend neither on
 // the other rows nor on how panels are split. The two differ in two things:
 // - Avx512Bf16 takes subnormals for zeros, among the elements, the sums and the results, because
-//   its instruction does; in Order::InOrder, which has no such instruction, among the results. So
-//   does oneDNN, whose bits are these. The other keeps subnormals.
+//   its instruction does. Additions of sums keep them, and so do all of Order::InOrder, which has
+//   no such instruction, but for its results. So does oneDNN, whose bits are these. The other
+//   variant keeps subnormals.
 // - Which of several NaNs a NaN comes from. All of them are quiet.
 #pragma once
 
@@ -62,6 +63,13 @@ constexpr std::size_t inputs_of_sum(std::size_t rows, std::size_t inputs) {
 constexpr bool splits_inputs(std::size_t rows, const PackedWeight& weight, std::size_t threads) {
   return rows == 1 && weight.inputs >= 2048 && std::has_single_bit(weight.inputs) &&
          threads > weight.panels();
+}
+
+// Of one row in Order::Turns and Order::InOrder: how many k oneDNN has in one sum at most, and
+// whether it splits those of InOrder between threads. Beyond that linear() has not its order.
+inline constexpr std::size_t kMostOfOneSum = 16384;
+constexpr bool splits_in_order(const PackedWeight& weight, std::size_t threads) {
+  return threads > 1 && std::has_single_bit(weight.outputs) && weight.outputs <= 32 * threads;
 }
 
 // out[row][output] = bias[output] + the sum of x[row][k] * weight[output][k], for the outputs of

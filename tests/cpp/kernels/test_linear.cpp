@@ -250,6 +250,10 @@ TEST_CASE("sums begin again where those of oneDNN do") {
 }
 
 TEST_CASE("one row in the orders of torch 2.15") {
+  CHECK(kernels::splits_in_order({nullptr, 2048, 11008}, 64));
+  CHECK(!kernels::splits_in_order({nullptr, 2048, 11008}, 63));
+  CHECK(!kernels::splits_in_order({nullptr, 2049, 11008}, 128));
+  CHECK(!kernels::splits_in_order({nullptr, 32, 11008}, 1));
   for (const Order order : {Order::Turns, Order::InOrder}) {
     for (const std::size_t inputs :
          {0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 159, 256, 1021}) {

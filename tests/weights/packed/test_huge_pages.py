@@ -86,5 +86,5 @@ def test_copies_lie_in_huge_pages(edit, outputs):
         pytest.skip("this CPU packs no bfloat16, or was faster without")
     assert packed == 8
     # The ends of what lies together may share their page with memory that is not there, and malloc reuses such pages of what was freed before.
-    assert huge >= copies / 3, (copies, huge)  # of four pages two, once
+    assert huge >= copies / 3, (copies, huge)  # two whole pages were a little less than half
     assert memory <= copies + 2 * PAGE, (copies, memory)

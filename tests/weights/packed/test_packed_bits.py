@@ -60,6 +60,33 @@ def test_products(product, shape, packing, monkeypatch):
         assert torch.equal(bits(found), bits(plain)), scale
 
 
+@pytest.mark.parametrize(
+    ("product", "shape", "threads"),
+    [
+        pytest.param("linear", (1, 20480, 512), 1, id="linear, more inputs than one sum has in torch 2.15"),
+        pytest.param("linear", (1, 11008, 64), 2, id="linear"),
+        pytest.param("addmm", (1, 20480, 512), 1, id="addmm, more inputs than one sum has in torch 2.15"),
+        pytest.param("addmm", (1, 11008, 64), 2, id="addmm, inputs split between two threads"),
+        pytest.param("addmm", (1, 11008, 2048), 64, id="addmm, inputs split, and a part of the weight is tried"),
+    ],
+)
+def test_products_of_many_inputs(product, shape, threads, monkeypatch):
+    """Where oneDNN adds parts of a sum: which ones, differs between versions of torch."""
+    call, turned = PRODUCTS[product]
+    rows, inputs, outputs = shape
+    w = nn.Parameter(torch.randn((inputs, outputs) if turned else (outputs, inputs)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(10):
+            x, b = torch.randn(rows, inputs), nn.Parameter(torch.randn(outputs))
+            plain = under("off", lambda: call(x, w, b), monkeypatch)  # noqa: B023
+            found = under("measured", lambda: call(x, w, b), monkeypatch)  # noqa: B023
+            assert torch.equal(bits(found), bits(plain))
+    finally:
+        torch.set_num_threads(before)
+
+
 CONVOLUTIONS = {
     "3x3": ((2, 32, 7, 7), lambda: nn.Conv2d(32, 48, 3, padding=1)),
     "1x1": ((1, 64, 1, 1), lambda: nn.Conv2d(64, 64, 1)),

@@ -16,8 +16,6 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from harness.rows import Row
 
 FILE = Path(__file__).parent.parent / "figures.toml"
@@ -44,9 +42,8 @@ class Sentence:
     text: str
     rows: tuple[str, ...]
 
-    def written(self, page: str, rows: Iterable[Row]) -> str:
+    def written(self, page: str, rows: list[Row]) -> str:
         """The page with the figures of these rows; lines may break anywhere. Raises ValueError if it does not have the sentence once, or a pattern has no row."""
-        rows = [*rows]
         figures = [self._figures(pattern, rows) for pattern in self.rows]
         parts = [*Formatter().parse(self.text)]
         fields = [f"{{{name}:{how}}}".format(*figures) for _, name, how, _ in parts if name is not None]
@@ -62,9 +59,8 @@ class Sentence:
             page = page[:first] + fields[number - 1] + page[last:]
         return page
 
-    def is_measured(self, rows: Iterable[Row]) -> bool:
+    def is_measured(self, rows: list[Row]) -> bool:
         """Without the other packages some rows are not."""
-        rows = [*rows]
         return all(any(fnmatchcase(row.what, pattern) for row in rows) for pattern in self.rows)
 
     def _figures(self, pattern: str, rows: list[Row]) -> Figures:

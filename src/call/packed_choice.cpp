@@ -18,6 +18,8 @@
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "kernels/cast_kernels.h"
+#include "kernels/linear/linear.h"
 
 namespace habana_mp {
 namespace {
@@ -62,6 +64,24 @@ std::int64_t fewest_rows(std::int64_t most) {
 
 By way_of_one_row(Layout layout);
 
+// Whether our kernel can compute such a product with the numbers of oneDNN, where the packed weight
+// lies as it reads it.
+bool has_kernel(By way, const Shape& shape) {
+  if (shape.to != DType::BFloat16 || kernels::active() != kernels::Variant::Avx512Bf16 ||
+      shape.rows > kFewRows || (shape.rows == 1 && way != way_of_one_row(shape.layout))) {
+    return false;
+  }
+  const kernels::PackedWeight weight{nullptr, static_cast<std::size_t>(shape.outputs),
+                                     static_cast<std::size_t>(shape.inputs)};
+  const auto threads = static_cast<std::size_t>(shape.threads);
+  if (way == By::OurRow) {
+    return shape.rows == 1 && weight.inputs <= kernels::kMostOfOneSum &&
+           (shape.layout != Layout::Addmm || !kernels::splits_in_order(weight, threads));
+  }
+  return way == By::OurKernel &&
+         !kernels::splits_inputs(static_cast<std::size_t>(shape.rows), weight, threads);
+}
+
 class ProductTrial final : public Trial {
  public:
   explicit ProductTrial(const Shape& shape)
@@ -87,10 +107,7 @@ class ProductTrial final : public Trial {
 
  private:
   bool is_possible(By way) const override {
-    return way == By::OneDnn || (has_kernel(way, shape_.layout, shape_.to, shape_.rows,
-                                            shape_.inputs, shape_.outputs, shape_.threads) &&
-                                 is_readable(packed_, weight_) &&
-                                 (shape_.rows != 1 || way == way_of_one_row(shape_.layout)));
+    return way == By::OneDnn || (has_kernel(way, shape_) && is_readable(packed_, weight_));
   }
 
   at::Tensor run(By way, const at::Tensor& rows, const at::Tensor& bias) const override {
@@ -123,21 +140,12 @@ By way_of_one_row(Layout layout) {
   return static_cast<By>(found.load());
 }
 
-// Without a measurement: how packed weights lie is looked at once.
+// Without a measurement: how packed weights lie shows in the products of one row.
 By unmeasured(const Shape& shape) {
-  static const bool readable = [] {
-    const at::Tensor plain = made_up({130, 97}, DType::BFloat16);
-    WeightCache::Packed packed{pack(plain, {Layout::Linear})};
-    packed.data = torch_private::packed_data(packed.copy);
-    return is_readable(packed, plain);
-  }();
-  const auto is_possible = [&](By way) {
-    return readable && has_kernel(way, shape.layout, shape.to, shape.rows, shape.inputs,
-                                  shape.outputs, shape.threads);
-  };
-  const bool one = shape.rows == 1 && (is_possible(By::OurKernel) || is_possible(By::OurRow));
-  const By own = one ? way_of_one_row(shape.layout) : By::OurKernel;
-  return is_possible(own) ? own : By::OneDnn;
+  for (const By way : {By::OurKernel, By::OurRow}) {
+    if (has_kernel(way, shape) && way_of_one_row(shape.layout) != By::PlainCopy) return way;
+  }
+  return By::OneDnn;
 }
 
 Measured measure(const Shape& shape) { return ProductTrial(shape).fastest(); }

@@ -10,7 +10,6 @@
 
 #include "base/torch_private.h"
 #include "cast/parallel.h"
-#include "kernels/cast_kernels.h"
 #include "kernels/linear/linear.h"
 
 namespace habana_mp {
@@ -71,20 +70,6 @@ at::Tensor by_onednn(const at::Tensor& input, const at::Tensor& packed, const at
 }
 
 }  // namespace
-
-bool has_kernel(By way, Layout layout, DType dtype, std::int64_t rows, std::int64_t inputs,
-                std::int64_t outputs, int threads) {
-  if (dtype != DType::BFloat16 || kernels::active() != kernels::Variant::Avx512Bf16) return false;
-  const kernels::PackedWeight weight{nullptr, static_cast<std::size_t>(outputs),
-                                     static_cast<std::size_t>(inputs)};
-  const auto many = static_cast<std::size_t>(threads);
-  if (way == By::OurRow) {
-    return rows == 1 && weight.inputs <= kernels::kMostOfOneSum &&
-           (layout != Layout::Addmm || !kernels::splits_in_order(weight, many));
-  }
-  return way == By::OurKernel && rows <= kFewRows &&
-         !kernels::splits_inputs(static_cast<std::size_t>(rows), weight, many);
-}
 
 bool is_readable(const WeightCache::Packed& packed, const at::Tensor& plain) {
   const kernels::PackedWeight weight = memory_of(packed);

@@ -24,12 +24,8 @@ inline constexpr std::array<const char*, kWays> kWayNames = {"plain", "onednn", 
 // Above so many rows oneDNN is as fast as our kernel.
 inline constexpr std::int64_t kFewRows = 32;
 
-// Whether our kernel can compute such a product with the numbers of oneDNN, where the packed weight
-// lies as it reads it.
-bool has_kernel(By way, Layout layout, DType dtype, std::int64_t rows, std::int64_t inputs,
-                std::int64_t outputs, int threads);
-
-// Whether a packed weight does: compared with the plain one, outputs x inputs, at many places.
+// Whether a packed weight lies as our kernel reads it: compared with the plain one, outputs x
+// inputs, at many places.
 bool is_readable(const WeightCache::Packed& packed, const at::Tensor& plain);
 
 // Of contiguous inputs (rows x inputs, or more dimensions). The bias may be undefined.

@@ -31,6 +31,7 @@ class Trial {
 
   // Of the ways that are possible here and give the numbers of a plain copy, bit for bit.
   Measured fastest() const;
+  // Whether a way gives these numbers. It has to be possible.
   bool has_numbers(By way) const;
 
  protected:

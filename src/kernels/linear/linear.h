@@ -3,10 +3,10 @@
 // caller splits the panels of the weight between its threads.
 //
 // There are two variants: for AVX-512 with its bfloat16 instructions, and a scalar one, against
-// which the tests hold it; products use the first alone (has_kernel of call/packed_product.h). Each
-// adds the products of an output to float32 numbers in an Order, with one rounding for a product
-// and its addition. Then it adds the bias and rounds to nearest even. So the bits depend neither on
-// the other rows nor on how panels are split. The two differ in two things:
+// which the tests hold it; products use the first alone (has_kernel of call/packed_choice.cpp).
+// Each adds the products of an output to float32 numbers in an Order, with one rounding for a
+// product and its addition. Then it adds the bias and rounds to nearest even. So the bits depend
+// neither on the other rows nor on how panels are split. The two differ in two things:
 // - Avx512Bf16 takes subnormals for zeros, among the elements, the sums and the results, because
 //   its instruction does. Additions of sums keep them, and so do all of Order::InOrder, which has
 //   no such instruction, but for its results. So does oneDNN, whose bits are these. The other

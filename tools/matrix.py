@@ -29,7 +29,11 @@ FOLDER = ROOT / "build/matrix"
 HEAD = "| torch | Python | passed | failed | skipped | minutes | date | commit |"
 # What few folders of tests read, and which.
 _READ_BY = {
-    str(PAGE.relative_to(ROOT)): {"project"},
+    str(PAGE.relative_to(ROOT)): {"project", "tools"},
+    "docs/": {"benchmarks", "cli", "gaudi", "packages", "project", "report", "scope", "tools"},
+    "benchmarks/": {"benchmarks", "devices", "packages", "project", "tools"},
+    "CHANGELOG.md": {"devices", "packages", "project"},
+    "README.md": {"benchmarks", "devices", "gaudi", "packages", "project", "tools"},
     "tools/": {"benchmarks", "devices", "packages", "policy", "project", "tools"},
 }
 _NEEDED_GIB = 15  # a CUDA build of torch with its libraries takes 6, and pip twice that while it installs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -122,7 +123,10 @@ TAKEN_OVER = {
     "the-package": ("habana_mp/hmp.py", GREEN, False),
     "the-row-that-it-wrote": ("docs/versions.md", GREEN, True),
     "a-tool": ("tools/gpu.py", GREEN, True),
-    "another-page": ("docs/lists.md", GREEN, False),
+    "a-page-that-it-reads": ("docs/lists.md", GREEN, False),
+    "a-benchmark": ("benchmarks/decode.py", GREEN, True),
+    "the-readme": ("README.md", GREEN, True),
+    "a-script-of-users": ("examples/gpt.py", GREEN, False),
     "it-was-red": ("tests/policy/b", REPORT, False),
 }
 
@@ -163,3 +167,27 @@ def test_a_cell_that_cannot_be_run_says_why(cell, words):
     assert done.stdout.splitlines()[-1] == words
     assert done.returncode == 1
     assert PAGE.read_text() == before
+
+
+def names(path):
+    """The strings of the code, without docstrings, and the modules that it imports."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    yield from (node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module)
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    yield from (
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    )
+
+
+@pytest.mark.parametrize("read", matrix._READ_BY)
+def test_a_part_that_names_what_few_read_is_one_of_them(read):
+    named = re.compile(rf"(^|[^\w.-]){re.escape(read.rstrip('/'))}(/|\.|$)")
+    reads = {
+        part
+        for part in matrix.parts(environments.ROOT)
+        for path in (environments.ROOT / "tests" / part).rglob("*.py")
+        if any(map(named.search, names(path)))
+    }
+    assert reads <= matrix._READ_BY[read]

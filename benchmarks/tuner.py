@@ -338,7 +338,7 @@ def measure(quick: bool) -> Report:
     all_rows, all_table = exhaustive(quick)
     rival_rows, rival_table = rivals(results, quick)
     over = max(tuned.runs - tuned.most_runs for *_, tuned in results)
-    runs = [Row("runs beyond those that were announced, n // 2 + 20 for n ops", float(max(0, over)), "")]
+    runs = [Row("runs beyond those that were announced, n // 2 + 44 for n ops", float(max(0, over)), "")]
     figures = [*plants, *rows, *all_rows, *predicted(results), *runs]
     preset_rows, preset_table = balanced(quick)
     text = (

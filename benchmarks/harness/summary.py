@@ -34,7 +34,7 @@ LINES = [
     Subject(
         "Decoding",
         "decoding",
-        "A step reads every weight for a few rows. Under `inference_mode` `torch.autocast` casts weights in each step, under `no_grad` once a region: the tables name which it was. The copies have the memory layout that the matrix product needs, and a kernel of the package reads them once.",
+        "A step reads every weight for a few rows. `torch.autocast` casts weights in each step under `inference_mode`, and once in a region under `no_grad`: the tables name which it was. The copies have the memory layout that the matrix product needs, and a kernel of the package reads them once.",
     ),
     Subject(
         "Compiled inference",
@@ -148,6 +148,6 @@ def _overhead(rows: list[Row]) -> str:
         return "**A patched op** is not measured yet."
     own, theirs, native = (extra[name] for name in ("extra", "extra of torch.autocast", "native call"))
     return (
-        f"**A patched op** with nothing to cast takes {own:.0f} ns more than torch's own, whose call takes {native:.0f} ns; `torch.autocast` takes {theirs:.0f} ns more. "
+        f"**A patched op** with nothing to cast takes {own:.0f} ns more than torch's own op, which takes {native:.0f} ns. Under `torch.autocast` the op takes {theirs:.0f} ns more than torch's own. "
         "A patched op is what [replaces torch's function](one-call.md) after `convert`. Its C++ code looks only at the dtypes."
     )

@@ -188,7 +188,7 @@ CASES = [
             "planted ops that need float32, 1, 3 or 5 in a model: all found, of 3",
             "innocent ops in float32, median",
             "tuned: time over float32, slowest model",
-            "runs beyond those that were announced, n // 2 + 20 for n ops",
+            "runs beyond those that were announced, n // 2 + 44 for n ops",
             "balanced: time against torch.autocast, median of 4",
         ],
         id="tuner",

@@ -169,10 +169,11 @@ def test_a_cell_that_cannot_be_run_says_why(cell, words):
     assert PAGE.read_text() == before
 
 
-def names(path):
+def strings_and_imports(path):
     """The strings of the code, without docstrings, and the modules that it imports."""
     nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     yield from (node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module)
+    yield from (alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names)
     prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     yield from (
         node.value
@@ -184,10 +185,13 @@ def names(path):
 @pytest.mark.parametrize("read", matrix._READ_BY)
 def test_a_part_that_names_what_few_read_is_one_of_them(read):
     named = re.compile(rf"(^|[^\w.-]){re.escape(read.rstrip('/'))}(/|\.|$)")
+
+    def names_it(path, shared=frozenset()):
+        return any(named.search(text) or text in shared for text in strings_and_imports(path))
+
+    tests = environments.ROOT / "tests"
+    shared = {path.stem for path in (tests / "shared").rglob("*.py") if names_it(path)}
     reads = {
-        part
-        for part in matrix.parts(environments.ROOT)
-        for path in (environments.ROOT / "tests" / part).rglob("*.py")
-        if any(map(named.search, names(path)))
+        part for part in matrix.parts(tests.parent) for path in (tests / part).rglob("*.py") if names_it(path, shared)
     }
     assert reads <= matrix._READ_BY[read]

@@ -29,6 +29,8 @@ ENGINE = (
 )  # fmt: skip
 REPORT = (*ENGINE, "habana_mp/_report", "habana_mp/_watch", "src/report", "src/watch", "src/probe", "src/evidence")
 INSTRUMENTS = (*REPORT, "habana_mp/_evidence")
+# A worker of the zoo, and what counts its findings. Reasons and templates are words beside them.
+ZOO = ("zoo/__init__.py", "zoo/cases", "zoo/workers.py", "zoo/findings.py")
 MODELS = ("zoo/small_models.py", "zoo/differences.py")  # of the zoo, what benchmarks run
 TIMING = (*(f"benchmarks/harness/{name}.py" for name in ("device", "rows", "timing")), "benchmarks/subjects")
 SUITE = (
@@ -80,9 +82,9 @@ PAGES = (
     _table("Losses", "benchmarks/accuracy.py", (*INSTRUMENTS, "examples"), *(f"docs/accuracy-{number}.svg" for number in (1, 2, 3))),
     Page("docs/accuracy.md", "make bench", (*INSTRUMENTS, *TIMING, "benchmarks/eight_bits.py"), "Inference in 8 bits on trained models"),
     Page("docs/benchmarks-gpu.md", "make gpu", (*REPORT, "benchmarks"), needs="a GPU"),
-    Page("docs/compatibility.md", "make zoo", (*ENGINE, "zoo")),
-    Page("docs/instruments.md", "make zoo", (*INSTRUMENTS, "zoo")),
-    Page("docs/compiled.md", "make zoo", (*ENGINE, "zoo")),
+    Page("docs/compatibility.md", "make zoo", (*ENGINE, *ZOO, "zoo/page.py")),
+    Page("docs/instruments.md", "make zoo", (*INSTRUMENTS, *ZOO, "zoo/looked.py")),
+    Page("docs/compiled.md", "make zoo", (*ENGINE, *ZOO, "zoo/compiled.py")),
     Page("docs/versions.md", "make matrix", SUITE, "Versions"),
     Page("docs/versions.md", "make package-test", (
         "habana_mp", "src", "lists", "CMakeLists.txt", "pyproject.toml", "tools/newcomer.py", "tools/package_page.py",

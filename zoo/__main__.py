@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument(
         "--under", choices=["policies", "instruments", "compiled"], help="run the cases under these alone"
     )
-    parser.add_argument("--fresh", action="store_true", help="forget what has run")
+    parser.add_argument("--fresh", action="store_true", help="run again what has run")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     arguments = parser.parse_args()
 
@@ -55,9 +55,9 @@ def _results(under: str, cases: list[Case], arguments: argparse.Namespace) -> Re
 
     file = results.path(under)
     file.parent.mkdir(parents=True, exist_ok=True)
-    if arguments.fresh:
-        file.unlink(missing_ok=True)
     cases = [case for case in cases if fnmatch.fnmatch(case.label, arguments.only or "*")]
+    if arguments.fresh:
+        results.forget(file, {case.label for case in cases})
     done = results.read(file)
     left = [case for case in cases if case.label not in done]
     print(f"{len(cases)} cases under {under}, {len(left)} to run, results in {file}")

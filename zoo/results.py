@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -34,14 +36,21 @@ def path(of: str) -> Path:
 
 
 def read(file: Path) -> dict[str, list[Run]]:
-    """The runs of each case by its label. A last line that was cut is none."""
-    found = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        found[entry["case"]] = [_run(run) for run in entry["runs"]]
+    """The runs of each case by its label."""
+    return {entry["case"]: [_run(run) for run in entry["runs"]] for _, entry in _entries(file)}
+
+
+def forget(file: Path, labels: Collection[str]) -> None:
+    """The runs of these cases alone: all of them take hours."""
+    file.write_text("".join(line for line, entry in _entries(file) if entry["case"] not in labels))
+
+
+def _entries(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line and what it holds. A last line that was cut is none."""
+    found = []
+    for line in file.read_text().splitlines(keepends=True) if file.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append((line, json.loads(line)))
     return found
 
 

@@ -115,3 +115,12 @@ def test_results_are_read_as_they_were_written(tmp_path):
 
 def test_nothing_has_run_where_there_is_no_file(tmp_path):
     assert results.read(tmp_path / "none.jsonl") == {}
+
+
+def test_cases_that_run_again_forget_their_own_results_alone(tmp_path):
+    """`--fresh --only op/mm` once forgot the hours of all others."""
+    file = tmp_path / "results.jsonl"
+    lines = {name: results.line(Case("op", name, lambda skip: iter(())), []) for name in ("mm", "bmm", "addmm")}
+    file.write_text("".join(lines.values()) + '{"case": "op/cut')
+    results.forget(file, {"op/mm"})
+    assert file.read_text() == lines["bmm"] + lines["addmm"]

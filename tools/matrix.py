@@ -35,6 +35,7 @@ _READ_BY = {
     "CHANGELOG.md": {"devices", "packages", "project"},
     "README.md": {"benchmarks", "devices", "gaudi", "packages", "project", "tools"},
     "tools/": {"benchmarks", "devices", "packages", "policy", "project", "tools"},
+    "zoo/": {"benchmarks", "compiled", "devices", "evidence", "policy", "project", "report", "tools", "zoo"},
 }
 _NEEDED_GIB = 15  # a CUDA build of torch with its libraries takes 6, and pip twice that while it installs
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from habana_mp import hmp
@@ -67,7 +68,7 @@ def test_inductor() -> None:
 
 
 def test_a_graph_is_used_again() -> None:
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     compiled = torch.compile(results, fullgraph=True, backend=counter)
     for _ in range(3):
         for policy in (A, B):

@@ -82,7 +82,8 @@ def _kept(result: torch.Tensor) -> torch.Tensor:
     """A low result or argument that is rounded: inside a formula, Inductor by itself keeps no rounding but those of the last op."""
     mode = TRACED_FORMULAS.mode() if TRACED_FORMULAS.works else None
     if mode is not None:
-        next(reversed(mode.tracer.graph.nodes)).meta["low_precision_pointwise_barrier"] = True
+        # Before torch 2.13 what reversed() gives is no iterator.
+        next(iter(reversed(mode.tracer.graph.nodes))).meta["low_precision_pointwise_barrier"] = True
     return result
 
 

@@ -183,6 +183,17 @@ COMPILE_FX = Feature(
     formulas=f"{INDUCTOR}:select_decomp_table",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
+# What a kernel on the CPU remembers of a cast, and what joins two casts in a row, among the patterns of its pass.
+ROUND_TRIPS = (
+    Feature(
+        "code that torch.compile makes with Inductor may leave out a cast and the one back",
+        remember="torch._inductor.codegen.cpp:CppKernel.cache_dtype_convert",
+        join="torch._inductor.fx_passes.joint_graph:pointless_convert",
+        patterns="torch._inductor.fx_passes.joint_graph:patterns.patterns",
+    )
+    if VERSION < (2, 13)
+    else None
+)
 COMPILED_CALLS = Feature(
     "a convolution in compiled code may be cast once more, where Inductor is imported under convert",
     kernels="torch._inductor.select_algorithm:extern_kernels",

@@ -24,7 +24,7 @@ import torch.compiler.config
 
 import habana_mp._core as _core
 from habana_mp._cast import LOW_DTYPES
-from habana_mp._compiled import pointwise
+from habana_mp._compiled import pointwise, round_trips
 from habana_mp._scope.without_casts import with_casts_off
 from habana_mp._torch_private import COMPILE_FX
 
@@ -46,6 +46,7 @@ _TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function 
 @contextmanager
 def exact() -> Iterator[None]:
     """Inductor takes these formulas for the graph that it begins to compile inside, also for its backward pass, which is compiled later."""
+    round_trips.keep(_is_own)
     before = COMPILE_FX.formulas
     if before is not table:  # of a graph that is compiled while another is
         _TORCHS[:] = [before]
@@ -62,7 +63,7 @@ def _tag() -> str:
     """The caches of torch on disk do not look at formulas, nor at kernels that choose what a graph has: graphs that others, or another version of
     these files, have made are not taken.
     """
-    files = [Path(str(file)) for file in (__file__, pointwise.__file__, _core.__file__)]
+    files = [Path(str(file)) for file in (__file__, pointwise.__file__, round_trips.__file__, _core.__file__)]
     return f" habana_mp {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
 
 
@@ -70,11 +71,15 @@ def _tag() -> str:
 def own_in_caches() -> Iterator[None]:
     """What is compiled inside is another graph for torch's caches on disk than what torch alone, or another version of this package, makes."""
     tag = torch.compiler.config.cache_key_tag
-    torch.compiler.config.cache_key_tag = tag if tag.endswith(_tag()) else tag + _tag()
+    torch.compiler.config.cache_key_tag = tag if _is_own() else tag + _tag()
     try:
         yield
     finally:
         torch.compiler.config.cache_key_tag = tag
+
+
+def _is_own() -> bool:
+    return torch.compiler.config.cache_key_tag.endswith(_tag())
 
 
 def table() -> dict[Any, Callable[..., Any]]:

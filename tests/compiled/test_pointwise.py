@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from drawn_models import converted
 
 from habana_mp import hmp
+from habana_mp._torch_private import VERSION
 
 OPS = {
     "x + 0.1": lambda x, y: x + 0.1,
@@ -187,6 +188,8 @@ def test_what_is_left_to_torch(op, monkeypatch) -> None:
     dtype, function = NOT_OURS[op]
     if op == "a complex exponent" and WITH_COMPLEX_BFLOAT16:
         pytest.skip("torch has such a dtype from 2.15 on, and no power in it, compiled or not")
+    if op == "an exponent that is not known" and VERSION < (2, 13):
+        pytest.skip("torch raises GuardOnDataDependentSymNode, with no policy too")
     x, n = torch.linspace(1, 2, 8).to(dtype), torch.tensor(2)
     with torch.no_grad(), hmp.autocast("cpu", dtype=dtype, policy=hmp.Policy.from_ops(lower=["mm"], fp32=[])):
         expected = function(x, n)

@@ -16,6 +16,7 @@ from torch._inductor.utils import fresh_cache
 
 from habana_mp import hmp
 from habana_mp._compiled import formulas
+from habana_mp._torch_private import VERSION
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 
@@ -180,7 +181,28 @@ def test_code_under_no_policy_of_ours_is_as_before(scope) -> None:
         torch._dynamo.reset()
         with config.patch(emulate_precision_casts=True):
             rounded = torch.compile(function)(*given)
-    assert not torch.equal(found, rounded)
+    assert torch.equal(found, rounded) == (VERSION < (2, 13))  # whose setting leaves these roundings out, too
+
+
+ROUNDED_TWICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a cast and one back": lambda x: (x * 1.7).bfloat16().float(),
+    "an op on the result of another": lambda x: (x.bfloat16() * x.bfloat16() * x.bfloat16()).float(),
+}
+
+
+@pytest.mark.parametrize("function", ROUNDED_TWICE.values(), ids=ROUNDED_TWICE)
+def test_the_setting_of_a_user_does_what_it_does_in_torch(function) -> None:
+    """Before torch 2.13 it leaves roundings out, which in our graphs are kept."""
+    x = a()
+    with fresh_cache(), config.patch(emulate_precision_casts=True):
+        with hmp.autocast("cpu", policy=EXACT):
+            ours = torch.compile(lambda x: function(torch.exp(x)), fullgraph=True)(x)
+        torch._dynamo.reset()
+        found = torch.compile(lambda x: function(torch.exp(x)), fullgraph=True)(x)
+    expected = function(torch.exp(x))
+    assert torch.equal(found, expected) == (VERSION >= (2, 13))
+    with hmp.autocast("cpu", policy=EXACT):
+        assert torch.equal(ours, function(torch.exp(x)))
 
 
 @pytest.mark.parametrize("policy", [EXACT, FUSED], ids=["exact", "fused"])

@@ -20,7 +20,7 @@ class Change(NamedTuple):
     """Something of torch that is not put back."""
 
     name: str
-    by: str  # "import", "convert", "autocast", "set_policies" or "gaudi"
+    by: str  # "import", "convert", "autocast", "set_policies", "compile" or "gaudi"
     why: str
 
 
@@ -40,6 +40,8 @@ WHAT_STAYS = (
         (
             Change(f"{AOT_CACHE}.AOTAutogradCacheDetails", "autocast", f"its keys hold the dtypes of autocast; {_THREADS}"),
             Change("sys.meta_path", "autocast", "one finder, until that module is imported"),
+            Change("torch._inductor.codegen.cpp.CppKernel.cache_dtype_convert", "compile", "keeps roundings in our graphs; in others it calls torch's own"),
+            Change("the check of the pattern pointless_convert of Inductor", "compile", "as cache_dtype_convert"),
         )
         if VERSION < (2, 13)
         else ()

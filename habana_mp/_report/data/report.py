@@ -352,7 +352,8 @@ class Report(Totals, frozen=True, kw_only=True):
         "The ops that some ranks cast more often than others. Only in a merged report.",
     ] = UNSET
 
-    needed: ClassVar = {"low_dtype": ("projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
+    # Python 3.10 evaluates no ClassVar without the type.
+    needed: ClassVar[dict[str, tuple[str, ...]]] = {"low_dtype": ("projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
 
     def __post_init__(self) -> None:
         for name, others in self.needed.items():

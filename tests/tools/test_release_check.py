@@ -36,7 +36,13 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The commit of a repository that has what the page depends on, and no page."""
     monkeypatch.chdir(tmp_path)
     git("init", "--quiet")
-    return commit(data__a_txt="1", tool_py="1", other_py="1", f_py="def f():\n    return 1\n")
+    return commit(
+        data__a_txt="1",
+        tool_py="1",
+        other_py="1",
+        f_py="def f():\n    return 1\n",
+        g_py="class A:\n    a: int = 1\n    b: ClassVar = 1\n",
+    )
 
 
 TABLE = "# Page\n\n## Rows\n\n| date | commit |\n|---|---|\n| 2026-11-26 | {} |\n\n## After\n\nAt commit 0123456.\n"
@@ -70,10 +76,34 @@ CASES = {
         {"f_py": "def f():\n    return 1\n    'Of the result.'\n"},
         "current pages/page.md: {}",
     ),
+    "the-type-of-a-ClassVar": (
+        PAGE._replace(depends=("g.py",)),
+        "At commit {}.",
+        {"g_py": "class A:\n    a: int = 1\n    b: ClassVar[int] = 1\n"},
+        "current pages/page.md: {}",
+    ),
+    "another-annotation": (
+        PAGE._replace(depends=("g.py",)),
+        "At commit {}.",
+        {"g_py": "class A:\n    a: str = 1\n    b: ClassVar = 1\n"},
+        "stale   pages/page.md: {}; changed since: g.py",
+    ),
     "words-and-code": (
         PAGE._replace(depends=("f.py",)),
         "At commit {}.",
         {"f_py": '"""Other."""\n\n\ndef f():\n    """Of f."""\n    return 2\n'},
+        "stale   pages/page.md: {}; changed since: f.py",
+    ),
+    "a-new-definition": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f():\n    return 1\n\n\ndef g():\n    return 2\n\n\nNEW = 3\n"},
+        "current pages/page.md: {}",
+    ),
+    "a-definition-that-takes-the-place-of-another": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f():\n    return 1\n\n\nf = None\n"},
         "stale   pages/page.md: {}; changed since: f.py",
     ),
     "words-that-are-no-docstring": (

@@ -353,7 +353,11 @@ class Report(Totals, frozen=True, kw_only=True):
     ] = UNSET
 
     # Python 3.10 evaluates no ClassVar without the type.
-    needed: ClassVar[dict[str, tuple[str, ...]]] = {"low_dtype": ("projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
+    needed: ClassVar[dict[str, tuple[str, ...]]] = {
+        "low_dtype": ("projected_squares", "edges"),
+        "ranks": ("uneven",),
+        "uneven": ("ranks",),
+    }
 
     def __post_init__(self) -> None:
         for name, others in self.needed.items():

@@ -80,6 +80,18 @@ BACKWARD_TRACE = Feature(
     "a backward pass of torch.amp.custom_bwd is compiled without the casts of hmp.convert",
     call="torch._dynamo.variables.higher_order_ops:AutogradFunctionApplyVariable.trace_backward_graph",
 )
+# Where higher-order ops trace their functions once more.
+BACKWARD_TRACES = Feature(
+    "the gradients of torch.cond, map and while_loop in regions of hmp.autocast come from functions without casts",
+    cond="torch._higher_order_ops.cond:CondAutogradOp",
+    map="torch._higher_order_ops.map:MapAutogradOp",
+    while_loop="torch._higher_order_ops.while_loop:WhileLoopAutogradOp",
+)
+NESTED_TRACES = Feature(
+    "torch.compiler.nested_compile_region may be without casts in regions of hmp.autocast",
+    op="torch._higher_order_ops.invoke_subgraph:InvokeSubgraphAutogradOp",
+    trace="torch._higher_order_ops.invoke_subgraph:trace_joint_graph_as_bwd",
+)
 # Of the frames in which Dynamo traces the call of a module.
 TRACED_MODULES = "torch._dynamo.variables.nn_module"
 # The arguments of a module whose policy is "fp32".
@@ -183,16 +195,18 @@ COMPILE_FX = Feature(
     formulas=f"{INDUCTOR}:select_decomp_table",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
-# What a kernel on the CPU remembers of a cast, and what joins two casts in a row, among the patterns of its pass.
-ROUND_TRIPS = (
-    Feature(
-        "code that torch.compile makes with Inductor may leave out a cast and the one back",
-        remember="torch._inductor.codegen.cpp:CppKernel.cache_dtype_convert",
-        join="torch._inductor.fx_passes.joint_graph:pointless_convert",
-        patterns="torch._inductor.fx_passes.joint_graph:patterns.patterns",
-    )
+# The cast of an index that becomes a number. Before 2.13 also what a kernel on the CPU remembers of a cast, and what joins two casts in a row,
+# among the patterns of its pass.
+ROUND_TRIPS = Feature(
+    "code that torch.compile makes with Inductor may leave out a cast and the one back",
+    of_index="torch._inductor.index_propagation:SymPyOps.to_dtype",
+    **{
+        "remember": "torch._inductor.codegen.cpp:CppKernel.cache_dtype_convert",
+        "join": "torch._inductor.fx_passes.joint_graph:pointless_convert",
+        "patterns": "torch._inductor.fx_passes.joint_graph:patterns.patterns",
+    }
     if VERSION < (2, 13)
-    else None
+    else {},
 )
 COMPILED_CALLS = Feature(
     "a convolution in compiled code may be cast once more, where Inductor is imported under convert",

@@ -46,7 +46,6 @@ _TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function 
 @contextmanager
 def exact() -> Iterator[None]:
     """Inductor takes these formulas for the graph that it begins to compile inside, also for its backward pass, which is compiled later."""
-    round_trips.keep(_is_own)
     before = COMPILE_FX.formulas
     if before is not table:  # of a graph that is compiled while another is
         _TORCHS[:] = [before]
@@ -70,6 +69,7 @@ def _tag() -> str:
 @contextmanager
 def own_in_caches() -> Iterator[None]:
     """What is compiled inside is another graph for torch's caches on disk than what torch alone, or another version of this package, makes."""
+    round_trips.keep(_is_own)
     tag = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = tag if _is_own() else tag + _tag()
     try:

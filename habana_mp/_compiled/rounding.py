@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._compiled import formulas, graphs
+from habana_mp._compiled import backward_traces, formulas, graphs
 from habana_mp._compiled.graphs import EXACT, FUSED
 from habana_mp._feature import whole
 from habana_mp._scope import in_force, traced
@@ -26,8 +26,9 @@ from habana_mp._torch_private import COMPILE_FX, DYNAMO, INDUCTOR
 
 
 def serve() -> None:
-    """From now on Inductor rounds as the policies say, once it is imported."""
+    """From now on Inductor rounds as the policies say, once it is imported, and what a backward pass traces again is cast."""
     after_import(INDUCTOR, _ask_the_policies)
+    backward_traces.serve()
 
 
 def _ask_the_policies() -> None:

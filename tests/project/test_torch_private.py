@@ -95,6 +95,8 @@ PARAMETERS = {
     "HOOK_GUARDS.length": ["self", "guard"],
     "COMPILE_FX.compile": ["model_", "example_inputs_", "inner_compile", "config_patches"],
     "COMPILE_FX.formulas": [],
+    "NESTED_TRACES.trace": ["subgraph", "num_primals"],
+    "ROUND_TRIPS.of_index": ["value", "dtype"],
     "ROUND_TRIPS.remember": ["self", "dst", "dst_dtype", "src", "src_dtype"],
     "ROUND_TRIPS.join": ["match", "arg", "dtype1", "dtype2"],
     "COMPILED_GRAPHS.number": [],

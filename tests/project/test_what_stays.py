@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, INDUCTOR, VERSION
+from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, INDUCTOR, ROUND_TRIPS, VERSION
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -34,17 +34,25 @@ WHAT_STAYS = (
             Change("torch._inductor.compile_fx.compile_fx", by, "asks the policies how to round; without one it calls torch's own"),
             Change("sys.meta_path", by, "one finder, until that module is imported"),
             Change("torch._library.utils.handle_dispatch_mode", by, f"{_THREADS}; outside of regions and compound ops it calls torch's own"),
+            Change("torch._higher_order_ops.cond.CondAutogradOp.forward", by, f"{_THREADS}; a backward pass may still trace its functions"),
+            Change("torch._higher_order_ops.map.MapAutogradOp.forward", by, "as that of cond"),
+            Change("torch._higher_order_ops.while_loop.WhileLoopAutogradOp.forward", by, "as that of cond"),
+            Change("torch._higher_order_ops.invoke_subgraph.InvokeSubgraphAutogradOp", by, "as that of cond: forward and backward"),
+            Change("torch._higher_order_ops.invoke_subgraph.trace_joint_graph_as_bwd", by, "as that of cond"),
         )
     ),
     *(
         (
             Change(f"{AOT_CACHE}.AOTAutogradCacheDetails", "autocast", f"its keys hold the dtypes of autocast; {_THREADS}"),
             Change("sys.meta_path", "autocast", "one finder, until that module is imported"),
-            Change("torch._inductor.codegen.cpp.CppKernel.cache_dtype_convert", "compile", "keeps roundings in our graphs; in others it calls torch's own"),
-            Change("the check of the pattern pointless_convert of Inductor", "compile", "as cache_dtype_convert"),
         )
         if VERSION < (2, 13)
         else ()
+    ),
+    *(
+        Change(ROUND_TRIPS.paths[name].replace(":", "."), "compile", "keeps casts in graphs of ours; in others it calls torch's own")
+        for name in ("of_index", "remember")
+        if name in ROUND_TRIPS.paths
     ),
     Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
     Change("torch.library", "import", "has the fake kernels of our ops for weights; graphs may hold these ops"),
@@ -197,6 +205,13 @@ def test_what_is_said_to_stay_does() -> None:
     names -= {"torch.autograd.graph.Node", "torch._ops._higher_order_ops"}
     names -= {f"{AOT_CACHE}.AOTAutogradCacheDetails"}  # nothing has been compiled
     assert {name for name in names if not any(each == name or each.startswith(f"{name}.") for each in found)} == set()
+
+
+def test_what_a_graph_of_ours_changes_stays() -> None:
+    imports = "\n".join(f"import {path.partition(':')[0]}" for path in ROUND_TRIPS.paths.values())
+    compiled = "torch.compile(torch.relu, fullgraph=True)(torch.ones(8))"
+    found = changed(imports, compiled, f"from habana_mp import hmp\nwith hmp.autocast('cpu'):\n    {compiled}")
+    assert named("compile") <= {*found}
 
 
 def test_finders_wait_for_dynamo_and_inductor() -> None:

@@ -3,8 +3,8 @@
 A page, or a section of one, is a row of PAGES with the files that its figures depend on. It names the commit that it was measured at
 ("commit 0123456ab", or a row of a table that ends with a date and a commit). A page that names none is as old as the last commit that
 changed it. Not here is what is made from the tree whenever it is read (docs/presets.md, docs/api.md) or runs in the tests, and what sums
-others up (docs/benchmarks.md). Docstrings, comments and new definitions of Python count where tests run alone. Knows git and the standard library
-alone.
+others up (docs/benchmarks.md). Docstrings, comments, and functions and names that are new and not used count where tests run alone. Knows git and the
+standard library alone.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ MOST = 3  # files that a line names
 ENGINE = (
     *(f"habana_mp/{name}" for name in "_autocast _cast.py _convert _loading.py _policy _scope _torch_private.py _weights.py cache".split()),
     *(f"src/{name}" for name in "autocast base bind call cast convert kernels listen policy scope weights".split()),
-    *(f"habana_mp/_compiled/{name}.py" for name in "__init__ export graphs module_hooks rounding".split()),
     "lists", "CMakeLists.txt", "requirements.txt",
 )  # fmt: skip
-COMPILED = (*ENGINE, "habana_mp/_compiled")  # the code of Inductor, too
+COMPILED = (*ENGINE, "habana_mp/_compiled")  # what runs where something is compiled, too
 REPORT = (*ENGINE, "habana_mp/_report", "habana_mp/_watch", "src/report", "src/watch", "src/probe", "src/evidence")
 INSTRUMENTS = (*REPORT, "habana_mp/_evidence")
 # A worker of the zoo, and what counts its findings. Reasons and templates are words beside them.
@@ -196,14 +195,19 @@ def _has_same_code(root: Path, commit: str, file: str) -> bool:
 
 
 def _is_new(line: ast.stmt, before: ast.Module) -> bool:
-    """A definition that the file did not have, of a name that it did not use: who uses it now has changed, too."""
-    if isinstance(line, (ast.FunctionDef, ast.ClassDef)):
-        name = line.name
+    """A definition that does nothing by itself, of a name that the file did not use: who uses it now has changed, too."""
+    if isinstance(line, ast.FunctionDef) and not line.decorator_list and not line.name.startswith("__"):
+        name, acts = line.name, any(isinstance(node, ast.Call) for node in ast.walk(line.args))
     elif isinstance(line, ast.Assign) and len(line.targets) == 1 and isinstance(line.targets[0], ast.Name):
-        name = line.targets[0].id
+        name, acts = line.targets[0].id, not _only_names(line.value)
     else:
         return False
-    return not re.search(rf"\b{name}\b", ast.unparse(before))
+    return not acts and not re.search(rf"\b{name}\b", ast.unparse(before))
+
+
+def _only_names(value: ast.expr) -> bool:
+    """A constant, or private names of torch."""
+    return isinstance(value, ast.Constant) or ast.unparse(value).startswith("Feature(")
 
 
 def _code_of(tree: ast.Module) -> str:

@@ -100,6 +100,24 @@ CASES = {
         {"f_py": "def f():\n    return 1\n\n\ndef g():\n    return 2\n\n\nNEW = 3\n"},
         "current pages/page.md: {}",
     ),
+    "a-new-definition-that-acts": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f():\n    return 1\n\n\n@register\ndef g():\n    return 2\n"},
+        "stale   pages/page.md: {}; changed since: f.py",
+    ),
+    "a-new-name-that-acts": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f():\n    return 1\n\n\nNEW = patched()\n"},
+        "stale   pages/page.md: {}; changed since: f.py",
+    ),
+    "a-new-hook-of-the-module": (
+        PAGE._replace(depends=("f.py",)),
+        "At commit {}.",
+        {"f_py": "def f():\n    return 1\n\n\ndef __getattr__(name):\n    return 2\n"},
+        "stale   pages/page.md: {}; changed since: f.py",
+    ),
     "a-definition-that-takes-the-place-of-another": (
         PAGE._replace(depends=("f.py",)),
         "At commit {}.",

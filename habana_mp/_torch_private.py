@@ -195,11 +195,11 @@ COMPILE_FX = Feature(
     formulas=f"{INDUCTOR}:select_decomp_table",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
-# The cast of an index that becomes a number. Before 2.13 also what a kernel on the CPU remembers of a cast, and what joins two casts in a row,
+# What is computed of indices, casts among it. Before 2.13 also what a kernel on the CPU remembers of a cast, and what joins two casts in a row,
 # among the patterns of its pass.
 ROUND_TRIPS = Feature(
     "code that torch.compile makes with Inductor may leave out a cast and the one back",
-    of_index="torch._inductor.index_propagation:SymPyOps.to_dtype",
+    of_indices="torch._inductor.index_propagation:IndexPropagation.propagate_sympy",
     **{
         "remember": "torch._inductor.codegen.cpp:CppKernel.cache_dtype_convert",
         "join": "torch._inductor.fx_passes.joint_graph:pointless_convert",

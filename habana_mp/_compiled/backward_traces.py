@@ -12,29 +12,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from torch import fx
+
 import habana_mp._core as _core
 from habana_mp._torch_private import BACKWARD_TRACES, NESTED_TRACES
-
-# The first function among the arguments of forward, behind ctx, and how many there are.
-_FUNCTIONS = {"cond": (2, 2), "map": (1, 1), "while_loop": (1, 2)}
 
 
 def serve() -> None:
     """Put the patches in place for good."""
     if BACKWARD_TRACES.works and not hasattr(BACKWARD_TRACES.cond.forward, "habana_mp"):
-        for name, (first, count) in _FUNCTIONS.items():
-            op = getattr(BACKWARD_TRACES, name)
-            op.forward = staticmethod(_with_regions(op.forward, first, count))
+        for op in map(BACKWARD_TRACES.get, BACKWARD_TRACES.paths):
+            op.forward = staticmethod(_with_regions(op.forward))
     if NESTED_TRACES.works and not hasattr(NESTED_TRACES.op.forward, "habana_mp"):
         _serve_nested()
 
 
-def _with_regions(forward: Callable[..., Any], first: int, count: int) -> Callable[..., Any]:
+def _with_regions(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def in_regions(*args: Any) -> Any:
+    def in_regions(ctx: Any, *args: Any) -> Any:
         region = _core.current_autocast()
-        functions = (_inside(region, function) for function in args[first : first + count])
-        return forward(*args[:first], *functions, *args[first + count :])
+        if region.policies:
+            args = tuple(_inside(region, each) if callable(each) else each for each in args)
+        return forward(ctx, *args)
 
     in_regions.habana_mp = True  # type: ignore[attr-defined]
     return in_regions
@@ -43,15 +42,21 @@ def _with_regions(forward: Callable[..., Any], first: int, count: int) -> Callab
 def _inside(region: _core.AutocastRegion, function: Callable[..., Any]) -> Callable[..., Any]:
     def inside(*args: Any) -> Any:
         with region:
+            if isinstance(function, fx.GraphModule) and fx.traceback.has_preserved_node_meta():
+                with fx.traceback.preserve_node_meta():  # as torch runs a function that is one
+                    return fx.Interpreter(function).run(*args)
             return function(*args)
 
     return inside
 
 
+_NO_REGION = nullcontext()
+
+
 class _Then(threading.local):
     """The region of the forward pass whose backward pass this thread traces."""
 
-    region: AbstractContextManager[Any] = nullcontext()
+    region: AbstractContextManager[Any] = _NO_REGION
 
 
 _then = _Then()
@@ -69,7 +74,7 @@ def _serve_nested() -> None:
 
     @functools.wraps(of_backward)
     def backward(ctx: Any, *args: Any) -> Any:
-        before, _then.region = _then.region, ctx.habana_mp_region
+        before, _then.region = _then.region, getattr(ctx, "habana_mp_region", _NO_REGION)
         try:
             return of_backward(ctx, *args)
         finally:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from drawn_models import converted
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.while_loop import while_loop
 
@@ -72,10 +75,49 @@ def test_functions_that_run_again(front_end: str, op: str, backend: str, within:
 
 @pytest.mark.parametrize("op", ["cond", "nested_compile_region"])
 def test_without_a_region_nothing_is_cast(op: str) -> None:
+    """Also not what has run in one before."""
     function, plain = OPS[op]
-    with hmp.autocast("cpu"):
-        pass
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     leaves = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+    with hmp.autocast("cpu", policy="torch-cpu"):
+        torch.autograd.grad(compiled(*leaves).sum(), leaves)
     expected = torch.autograd.grad(plain(*leaves).sum(), leaves)
-    found = torch.autograd.grad(torch.compile(function, backend="aot_eager")(*leaves).sum(), leaves)
+    found = torch.autograd.grad(compiled(*leaves).sum(), leaves)
     assert all(map(torch.equal, found, expected))
+
+
+def test_a_backward_pass_of_another_thread_in_another_region() -> None:
+    function, plain = OPS["cond"]
+    leaves = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+    with hmp.autocast("cpu", policy="torch-cpu"):
+        expected = torch.autograd.grad(plain(*leaves).sum(), leaves)
+        total = torch.compile(function, backend="eager", fullgraph=True)(*leaves).sum()
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        with hmp.autocast("cpu", policy="hmp", dtype=torch.float16):
+            return torch.autograd.grad(total, leaves)
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(backward).result()
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("policy", [None, "torch-cpu"], ids=["no region", "a region"])
+def test_ops_in_branches_keep_their_annotations(policy: str | None) -> None:
+    annotated = []
+
+    def annotating(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.fx.traceback.annotate({"branch": 1}):
+            return product(x, w)
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        parts = [module for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+        annotated.extend(node.target for part in parts for node in part.graph.nodes if node.meta.get("custom"))
+        return make_boxed_func(graph)
+
+    leaves = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+    with hmp.autocast("cpu", policy=policy) if policy else hmp.autocast("cpu", enabled=False):
+        torch.compile(
+            lambda x, w: torch.cond(x[0, 0] < 9, annotating, product, (x, w)), backend=aot_autograd(fw_compiler=keep)
+        )(*leaves)
+    assert torch.ops.aten.mm.default in annotated

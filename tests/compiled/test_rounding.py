@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from drawn_models import converted
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor import compile_fx, config
+from torch._inductor import compile_fx, config, scheduler
+from torch._inductor.analyze_preserves_zero_mask import prologue_preserves_zero_mask
 from torch._inductor.utils import fresh_cache
 
 from habana_mp import hmp
@@ -233,6 +234,27 @@ def test_graphs_of_others_may_come_first() -> None:
     command = [sys.executable, "-W", "ignore", "-c", ANOTHER_COMES_FIRST]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["True", "True", "True", "False"], done.stderr
+
+
+@pytest.mark.parametrize("policy", [None, EXACT], ids=["no policy", "exact"])
+def test_what_the_scheduler_asks_of_casts(policy: hmp.Policy | None, monkeypatch) -> None:
+    """Before a product by Triton it asks whether zeros stay zeros, by a class that shares its casts with those of indices."""
+    answers = []
+
+    class Asking(scheduler.Scheduler):
+        def __init__(self, *args) -> None:
+            super().__init__(*args)
+            nodes = [node for node in self.nodes if isinstance(node, scheduler.SchedulerNode)]
+            answers.extend(map(prologue_preserves_zero_mask, nodes))
+
+    monkeypatch.setattr(scheduler, "Scheduler", Asking)
+    with (
+        hmp.autocast("cpu", policy=policy) if policy else nullcontext(),
+        config.patch(fx_graph_cache=False),
+        torch.no_grad(),
+    ):
+        torch.compile(lambda x: x.to(BF16).float() * 2)(a())
+    assert answers == [True]
 
 
 ROUNDED_TWICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -96,7 +96,7 @@ PARAMETERS = {
     "COMPILE_FX.compile": ["model_", "example_inputs_", "inner_compile", "config_patches"],
     "COMPILE_FX.formulas": [],
     "NESTED_TRACES.trace": ["subgraph", "num_primals"],
-    "ROUND_TRIPS.of_index": ["value", "dtype"],
+    "ROUND_TRIPS.of_indices": ["self", "name", "args", "kwargs"],
     "ROUND_TRIPS.remember": ["self", "dst", "dst_dtype", "src", "src_dtype"],
     "ROUND_TRIPS.join": ["match", "arg", "dtype1", "dtype2"],
     "COMPILED_GRAPHS.number": [],

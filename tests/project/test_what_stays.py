@@ -37,7 +37,7 @@ WHAT_STAYS = (
             Change("torch._higher_order_ops.cond.CondAutogradOp.forward", by, f"{_THREADS}; a backward pass may still trace its functions"),
             Change("torch._higher_order_ops.map.MapAutogradOp.forward", by, "as that of cond"),
             Change("torch._higher_order_ops.while_loop.WhileLoopAutogradOp.forward", by, "as that of cond"),
-            Change("torch._higher_order_ops.invoke_subgraph.InvokeSubgraphAutogradOp", by, "as that of cond: forward and backward"),
+            Change("torch._higher_order_ops.invoke_subgraph.InvokeSubgraphAutogradOp", by, "forward and backward, as that of cond"),
             Change("torch._higher_order_ops.invoke_subgraph.trace_joint_graph_as_bwd", by, "as that of cond"),
         )
     ),
@@ -51,7 +51,7 @@ WHAT_STAYS = (
     ),
     *(
         Change(ROUND_TRIPS.paths[name].replace(":", "."), "compile", "keeps casts in graphs of ours; in others it calls torch's own")
-        for name in ("of_index", "remember")
+        for name in ("of_indices", "remember")
         if name in ROUND_TRIPS.paths
     ),
     Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),

@@ -58,6 +58,19 @@ EXPORT = Feature(
     overload="torch._ops:OpOverload()._overloadname",
     leaves="torch.utils._pytree:tree_leaves",
 )
+# Before torch 2.13 the exporter to ONNX calls an op, and takes what its modes see first for the op.
+ONNX_PROMOTION = "torch.onnx._internal.fx.passes.type_promotion"
+ONNX_OVERLOADS = (
+    Feature(
+        "torch.onnx.export raises in regions of hmp.autocast where an op takes a number",
+        find=f"{ONNX_PROMOTION}:find_compatible_op_overload",
+        keys="torch._C:DispatchKeySet",
+        key="torch._C:_dispatch_key_parse",
+        without="torch._C:_ExcludeDispatchKeyGuard",
+    )
+    if VERSION < (2, 13)
+    else None
+)
 # Up to torch 2.12 the keys hold whether autocast is on, and not the dtypes.
 AOT_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 AOT_CACHE_KEYS = Feature(

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._torch_private import EXPORT, mode_key
+from habana_mp._scope.after_import import after_import
+from habana_mp._torch_private import EXPORT, ONNX_OVERLOADS, ONNX_PROMOTION, mode_key
 
 
 @functools.cache
 def serve() -> None:
-    """From now on, what is exported has its casts."""
+    """From now on, what is exported has its casts, and goes to ONNX with them."""
+    if ONNX_OVERLOADS is not None:
+        after_import(ONNX_PROMOTION, _find_overloads_without_casts)
     if not EXPORT.works:
         return
     torch_handle, pre_dispatch, ours = EXPORT.handle, EXPORT.pre_dispatch, EXPORT.key(_core.AUTOCAST_KEY)
@@ -51,3 +54,18 @@ def _key_first(op: Any, ours: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return ours if op.has_kernel_for_dispatch_key(ours) else None
     in_parts = _core.is_compound(name.partition(".")[0]) and op.has_kernel_for_dispatch_key(EXPORT.parts)
     return EXPORT.parts if in_parts else None
+
+
+def _find_overloads_without_casts() -> None:
+    """Its program is cast already. Where our kernel asks a fake tensor for its device, a mode sees that as an op."""
+    if ONNX_OVERLOADS is None or not ONNX_OVERLOADS.works:
+        return
+    find = ONNX_OVERLOADS.find
+    ours = ONNX_OVERLOADS.keys(ONNX_OVERLOADS.key(_core.AUTOCAST_KEY))
+
+    @functools.wraps(find)
+    def find_overload(*args: Any) -> Any:
+        with ONNX_OVERLOADS.without(ours):
+            return find(*args)
+
+    setattr(*ONNX_OVERLOADS.place("find"), find_overload)

@@ -130,6 +130,32 @@ def test_inductor_compiles_on_a_machine_of_ci(front_end, monkeypatch):
         assert torch.equal(torch.compile(model, fullgraph=True)(x), model(x))
 
 
+WITH_NUMBERS = {
+    "clamp": lambda x: x.float().round().clamp(-127, 127),
+    "add": lambda x: x + 1,
+    "mul": lambda x: x * 0.1,
+    "sub": lambda x: 1 - x,
+    "where": lambda x: torch.where(x > 0, x, 0),
+}
+
+
+@pytest.mark.parametrize("op", WITH_NUMBERS)
+@front_ends
+def test_ops_with_numbers(front_end, op):
+    """Before torch 2.13 the exporter asks for the overload of each, and our kernel asked a fake tensor for its device, which it took for the op."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return WITH_NUMBERS[op](x)
+
+    x = torch.randn(2, 4)
+    with front_end(torch.float16), torch.no_grad():
+        expected = Model()(x)
+        program = torch.onnx.export(Model(), (x,), verbose=False)
+    (result,) = session(program).run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(result), expected, rtol=1e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("title", ["weight_int8", "int8"])
 def test_ops_in_8_bits_are_rounded_by_ops_of_onnx(title):
     """They were refused: nobody knew the ops inside."""

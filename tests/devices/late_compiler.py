@@ -96,5 +96,6 @@ register_backend_for_device("late", CppScheduling, _Wrapper)
 register_device_op_overrides("late", _Overrides())
 # Of a device that is not the CPU Inductor expects Triton, and its loops.
 torch._inductor.config.cuda_backend = "cpp"
-torch._inductor.config.loop_reindexing_after_fusion = False
+if hasattr(torch._inductor.config, "loop_reindexing_after_fusion"):  # since torch 2.13
+    torch._inductor.config.loop_reindexing_after_fusion = False
 torch._inductor.config.loop_ordering_after_fusion = False

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import habana_mp._core as _core
+from habana_mp._torch_private import VERSION
 from zoo import EXACT_MEMORY, looked, results
 from zoo.cases import Outcome, Run, layers, looks
 
@@ -25,6 +26,8 @@ LABELS = """
     module/nn_BatchNorm2d module/nn_LSTM module/nn_MultiheadAttention module/nn_Embedding module/nn_CrossEntropyLoss module/nn_LazyConv2d
     architecture/bert architecture/llama
 """.split()
+if VERSION < (2, 13):
+    LABELS.remove("op/nn_functional_linear_cross_entropy_chunked")  # torch has it since then
 
 # Prints what workers found, each case in a process of its own.
 PROGRAM = """
@@ -62,7 +65,11 @@ def test_instruments_change_nothing(label):
     found = found_in(label)
     assert found
     assert sum(row.same for row in looked.rows(found)) > 0
-    assert [str(fault) for fault in looked.faults(found) if not fault.reason] == []
+    # Before torch 2.13 a thread keeps the name of each step that an instrument has run (docs/limits.md).
+    grows = VERSION < (2, 13)
+    assert [
+        str(fault) for fault in looked.faults(found) if not fault.reason and not (grows and fault.what == "grew")
+    ] == []
 
 
 # --- What the zoo sees: faults that are planted

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from habana_mp._torch_private import VERSION
+
 PROGRAM = """
 import ctypes
 import gc
@@ -86,4 +88,5 @@ def test_no_round_leaves_memory_behind(instrument: str) -> None:
         env={**os.environ, **kept_back},
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 40  # bytes a round
+    # Before torch 2.13 a thread keeps the name of each step that an instrument has run: 80 bytes, for up to four steps.
+    assert float(done.stdout) < (40 if VERSION >= (2, 13) else 400)  # bytes a round

@@ -35,6 +35,7 @@ cli/test_cli_tune
 compiled/test_compiled_report
 compiled/test_dynamic_shapes
 compiled/test_modules
+compiled/test_round_trips
 compiled/test_rounding
 convert/compile/test_ahead_of_time
 convert/compile/test_compile

@@ -1,15 +1,14 @@
 #include "evidence/numbers_by_aten.h"
 
 #include <ATen/ops/frexp.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/ldexp.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 namespace habana_mp::evidence {
 namespace {
@@ -67,9 +66,10 @@ report::Absorbed absorbed_by_aten(const at::Tensor& to, const at::Tensor& added)
   const at::Tensor size = added.abs();
   const at::Tensor counts =
       at::isfinite(to).logical_and(at::isfinite(added)).logical_and(size.gt(0));
-  // ldexp(0.5, e) is the power of two of a number whose mantissa is 0.5 or more.
-  const auto [mantissa, exponent] = at::frexp(to);
-  const at::Tensor power = at::ldexp(at::full_like(to, 0.5), exponent);
+  // The mantissa is 0.5 or more: this is the power of two of a number, exactly. Not by ldexp, which
+  // torch 2.12 has for its own devices alone.
+  const at::Tensor mantissa = std::get<0>(at::frexp(to));
+  const at::Tensor power = to.div(mantissa.mul(2));
   // Below a power of two the steps are half as large.
   const at::Tensor down = mantissa.abs().eq(0.5).logical_and(to.sign().mul(added.sign()).lt(0));
   const at::Tensor step = at::where(to.eq(0), 0.0, at::where(down, power.mul(0.5), power));

@@ -3,6 +3,7 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include <exception>
 
@@ -23,6 +24,7 @@ at::Tensor for_kernel(const at::Tensor& tensor);
 struct Unseen {
   Unseen();
   at::ThreadLocalStateGuard guard;
+  at::DisableRecordFunctionGuard unrecorded;
 };
 
 }  // namespace late

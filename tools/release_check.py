@@ -47,6 +47,8 @@ _FIGURES = (
     "benchmarks/figures.toml",
     "lists/balanced/policy.toml",
 )
+# What no figure of a CPU comes from: it counts the numbers of other devices.
+_OTHER_DEVICES = ("src/evidence/numbers_by_aten.cpp",)
 
 
 class Page(NamedTuple):
@@ -143,6 +145,7 @@ _NAMED = re.compile(rf"(?:\bcommit |\| \d{{4}}-\d\d-\d\d \| )([0-9a-f]{{7,40}}|{
 def measured(page: Page, root: Path = ROOT) -> Iterator[Measured]:
     """A value for each commit that the page names, as HEAD has it."""
     lines = _git(root, "show", f"HEAD:{page.file}").splitlines()
+    on_a_cpu = not page.needs and "src" not in page.depends
     first, last = _lines_of(lines, page.section)
     if first == last or (page.needs and not any(line.startswith("## ") for line in lines)):
         yield Measured("")
@@ -161,7 +164,7 @@ def measured(page: Page, root: Path = ROOT) -> Iterator[Measured]:
                 "HEAD",
                 "--",
                 *page.depends,
-                *_without(page.file, *page.beside, *_FIGURES),
+                *_without(page.file, *page.beside, *_FIGURES, *(_OTHER_DEVICES if on_a_cpu else ())),
             )
         except subprocess.CalledProcessError:
             yield Measured(commit, is_known, bool(changes), is_there=False)

@@ -64,6 +64,18 @@ CASES = {
     ),
     "a-file": (PAGE, "At commit {}.", {"tool_py": "2"}, "stale   pages/page.md: {}; changed since: tool.py"),
     "a-folder": (PAGE, "At commit {}.", {"data__b_txt": "2"}, "stale   pages/page.md: {}; changed since: data/b.txt"),
+    "what-counts-numbers-of-other-devices": (
+        PAGE._replace(depends=("src/evidence",)),
+        "At commit {}.",
+        {"src__evidence__numbers_by_aten_cpp": "2"},
+        "current pages/page.md: {}",
+    ),
+    "what-counts-numbers-of-other-devices-on-one": (
+        PAGE._replace(depends=("src/evidence",), needs="a GPU"),
+        "## Rows\n\nAt commit {}.",
+        {"src__evidence__numbers_by_aten_cpp": "2"},
+        "stale   pages/page.md: {}; changed since: src/evidence/numbers_by_aten.cpp",
+    ),
     "words-alone": (
         PAGE._replace(depends=("f.py",)),
         "At commit {}.",

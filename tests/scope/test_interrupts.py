@@ -141,8 +141,14 @@ def interrupted(before: str, work: str, undone: str = "", after: str = "") -> in
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers of signals")
 
 
+# Python 3.10 may take a signal between an exception in a `with` and its __exit__: of a lock of threading, which then stays locked, as of ours.
+ENDED_BY_EXCEPTIONS = ("region-of-a-generator", "policies-of-generators", "checkpoint")
+
+
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_what_is_entered_is_left(entry: str) -> None:
+    if sys.version_info < (3, 11) and entry in ENDED_BY_EXCEPTIONS:
+        pytest.skip("this Python leaves what an exception ends")
     assert interrupted(*ENTRIES[entry], UNDONE.get(entry, "")) > 100
 
 

@@ -141,7 +141,7 @@ def interrupted(before: str, work: str, undone: str = "", after: str = "") -> in
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers of signals")
 
 
-# Python 3.10 may take a signal between an exception in a `with` and its __exit__: of a lock of threading, which then stays locked, as of ours.
+# Python 3.10 may take a signal between an exception in a `with` and its __exit__, which is then never called: a threading.Lock stays locked, too.
 ENDED_BY_EXCEPTIONS = ("region-of-a-generator", "policies-of-generators", "checkpoint")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_leaves
 
@@ -30,6 +31,13 @@ def results(call: Any, run: Callable[..., Any], grad: bool) -> list[torch.Tensor
     torch.autograd.backward(roots, [torch.randn_like(each) for each in roots])
     given = [*tree_leaves((args, kwargs)), *call.function.parameters()]
     return [*found, *(each.grad for each in given if isinstance(each, torch.Tensor) and each.grad is not None)]
+
+
+@pytest.fixture(autouse=True)
+def one_kernel_of_convolutions(monkeypatch) -> None:
+    """Where oneDNN has no bfloat16, torch's convolutions add up in another order in channels_last, which Inductor chooses (docs/compile.md)."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        monkeypatch.setattr(torch._inductor.config, "layout_optimization", False)
 
 
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning", "ignore:enable_nested_tensor is True:UserWarning")

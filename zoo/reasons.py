@@ -84,6 +84,11 @@ COMPILED: list[Reason] = [
         "`layer_norm` adds up in another order, so one of some 40,000 of its results rounds to the neighbour. These tiny models amplify it.",
     ),
     Reason(
+        r".*/whisper .*",
+        "g++ 12, on a CPU that it does not know by name, miscompiles `gelu` in bfloat16 before a transposition and `layer_norm`: NaNs, with "
+        "`torch.autocast` and in plain bfloat16, too ([Rounding](compile.md#rounding)).",
+    ),
+    Reason(
         r"training/(swin|umt5) .*",
         "Attention with a mask that needs a gradient, which torch computes by parts in float32. Inductor's `softmax` is 9e-08 off, so one of some "
         "10,000 results rounds to the neighbour. These tiny models amplify it.",

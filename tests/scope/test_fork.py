@@ -18,6 +18,7 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from habana_mp._feature import Feature
+from habana_mp._torch_private import CPU
 
 FORKS = 40
 X = torch.ones(64, 64)
@@ -178,6 +179,8 @@ def test_a_child_of_a_process_whose_threads_have_worked(kernel):
     """The child has not the threads of OpenMP, and would wait for them. In torch's own products it does."""
     if kernel == "linear" and "avx512_bf16" not in _core.cast_variants():
         pytest.skip("no kernel of this package computes products on this CPU")
+    if kernel == "linear" and CPU.works and CPU.amx():
+        pytest.skip("on CPUs with AMX oneDNN computes the product: it packs weights in a layout of its own there")
     done = subprocess.run([sys.executable, "-c", WITH_THREADS, kernel], capture_output=True, text=True, check=False)
     assert done.stdout == "0\n", done.stderr
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +50,16 @@ def measured(policy: hmp.Policy | str, formats: tuple[str, ...] = BOTH, *, loss:
         else:
             report.project(out, k=64)
     return report
+
+
+def with_fast_formats(report: hmp.CastReport, folder: Path) -> hmp.CastReport:
+    """The same report, with calls in 8 bits that take half the time of others on every machine: so each is worth an edit."""
+    data = report.to_dict()
+    for values in (row["values"] for row in data["rows"] if row.get("values")):
+        for each in values.get("formats", []):
+            each["seconds"] = (each["lower_seconds"] or values["ran_seconds"]) / 2
+    (folder / "fast.json").write_text(json.dumps(data))
+    return hmp.CastReport.load(folder / "fast.json")
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +133,11 @@ def test_edits_into_8_bits_are_a_sequence_of_their_own(per, low) -> None:
     assert [edit.text for edit in low.edits(per)] == [edit.text for edit in measured("balanced", ()).edits(per)]
 
 
-def test_a_change_within_what_the_estimate_is_off_by_has_no_sign() -> None:
+def test_a_change_within_what_the_estimate_is_off_by_has_no_sign(tmp_path) -> None:
     net, words = made()
     with hmp.autocast("cpu", policy="balanced"), hmp.report(values=True, formats=BOTH) as report:
         report.project(net(words))
+    report = with_fast_formats(report, tmp_path)
     before, found = report.errors()["outputs"], {}
     for edit in report.edits("module", formats=BOTH):
         assert edit.error_after is not None

@@ -11,6 +11,7 @@ from cached_weight import BF16, packs, set_packing
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._torch_private import CPU
 
 pytestmark = [pytest.mark.usefixtures("empty_cache"), packs]
 # Rows, inputs and outputs. torch computes products of up to 16 * 16 * 16 multiplications itself.
@@ -21,7 +22,9 @@ SHAPES = [
     *((rows, inputs, outputs) for rows in (3, 16, 33, 100) for inputs, outputs in [(96, 64), (4096, 1), (4099, 3)]),
 ]
 # Of the input and of the weight: products of about 1, 1e-36 (so some of them are subnormal), 1e-38 and 1e-39.
-SCALES = [1.0, 1e-18, 1e-19, 3e-20]
+# AMX takes subnormal numbers for zeros, and which products oneDNN computes by it depends on the layout of the weight (docs/limits.md).
+HAS_AMX = CPU.works and CPU.amx()
+SCALES = [1.0] if HAS_AMX else [1.0, 1e-18, 1e-19, 3e-20]
 PRODUCTS = {
     "linear": (lambda x, w, b: F.linear(x, w, b), False),  # noqa: PLW0108
     "linear-without-bias": (lambda x, w, b: F.linear(x, w), False),
@@ -143,6 +146,7 @@ for shape in ((1, 64, 64), (1, 64, 65), (3, 4096, 1), (3, 96, 64), (40, 96, 64))
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU cannot take subnormals for zeros")
+@pytest.mark.skipif(HAS_AMX, reason="AMX takes them for zeros, and other kernels of oneDNN do not")
 def test_where_a_program_takes_subnormals_for_zeros():
     done = subprocess.run(
         [sys.executable, "-c", FLUSHING], capture_output=True, text=True, check=False, env={**os.environ}

@@ -11,7 +11,7 @@ from cached_weight import BF16, packs, set_packing
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._torch_private import CPU
+from habana_mp._torch_private import CPU, VERSION
 
 pytestmark = [pytest.mark.usefixtures("empty_cache"), packs]
 # Rows, inputs and outputs. torch computes products of up to 16 * 16 * 16 multiplications itself.
@@ -22,9 +22,9 @@ SHAPES = [
     *((rows, inputs, outputs) for rows in (3, 16, 33, 100) for inputs, outputs in [(96, 64), (4096, 1), (4099, 3)]),
 ]
 # Of the input and of the weight: products of about 1, 1e-36 (so some of them are subnormal), 1e-38 and 1e-39.
-# AMX takes subnormal numbers for zeros, and which products oneDNN computes by it depends on the layout of the weight (docs/limits.md).
+SCALES = [1.0, 1e-18, 1e-19, 3e-20]
+# It takes subnormal numbers for zeros, and which products oneDNN computes by it depends on the layout of the weight (docs/limits.md).
 HAS_AMX = CPU.works and CPU.amx()
-SCALES = [1.0] if HAS_AMX else [1.0, 1e-18, 1e-19, 3e-20]
 PRODUCTS = {
     "linear": (lambda x, w, b: F.linear(x, w, b), False),  # noqa: PLW0108
     "linear-without-bias": (lambda x, w, b: F.linear(x, w), False),
@@ -54,7 +54,8 @@ def under(packing, call, monkeypatch):
 def test_products(product, shape, packing, monkeypatch):
     call, turned = PRODUCTS[product]
     rows, inputs, outputs = shape
-    for scale in SCALES:
+    keeps_subnormals = not HAS_AMX or (packing == "measured" and VERSION < (2, 15))
+    for scale in SCALES if keeps_subnormals else SCALES[:1]:
         x = torch.randn(rows, inputs) * scale
         w = nn.Parameter(torch.randn((inputs, outputs) if turned else (outputs, inputs)) * scale)
         b = nn.Parameter(torch.randn(outputs) * scale * scale)

@@ -12,7 +12,7 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 BENCHMARKS ?= overhead kernels casts inference training memory decode linear compiled values advice tuner accuracy eight_bits
 
-CPP_FILES = $(shell find benchmarks src tests/cpp tests/devices -name '*.cpp' -o -name '*.h')
+CPP_FILES = $(shell find benchmarks src tests/cpp tests/devices tools -name '*.cpp' -o -name '*.h')
 SETUP := .venv/.setup-done
 DEVELOP := .venv/.develop-done
 BUILT := build/.built

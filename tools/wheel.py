@@ -1,8 +1,8 @@
 """`make wheel`: dist/ gets the source distribution, and a wheel for the Python that runs this with a core for each torch named. Standard library alone.
 
 With --tag both are made of a clone at this tag, so that nothing is in them that is not committed. Of each torch the headers and the libraries
-to link against are taken from its wheel; torch is not installed. The wheel is built in pip's own environment, so any Python does. auditwheel,
-from .venv, gives it the tag of the oldest Linux that it runs on.
+to link against are taken from its wheel; torch is not installed. The wheel is built in pip's own environment, so any Python does. It must run on
+every Linux that torch's wheels run on: auditwheel, from .venv, gives it the tag, or fails.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ _TAGGED = ROOT / "build/tagged"
 _LINKED = {f"torch/lib/lib{name}.so" for name in ("torch", "torch_cpu", "torch_python", "c10")}
 # Headers of the system that the distribution is made on, so that no other system need have them.
 _THIRD_PARTY = ("spdlog", "fmt")
+# The oldest Linux that torch's wheels run on.
+_LINUX = f"manylinux_2_28_{platform.machine()}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,6 +111,7 @@ def built(torches: list[Path], source: Path) -> Path:
             for text in (
                 f"build-dir={source / _WHEELS.relative_to(ROOT)}/{{wheel_tag}}",
                 "cmake.define.HABANA_MP_WERROR=ON",
+                f"cmake.define.CMAKE_MODULE_LINKER_FLAGS={for_old_linux(Path(made), source)}",
             )
             for each in ("--config-settings", text)
         ]
@@ -117,6 +121,8 @@ def built(torches: list[Path], source: Path) -> Path:
         repair = [
             ROOT / ".venv/bin/auditwheel",
             "repair",
+            "--plat",
+            _LINUX,
             "--wheel-dir",
             DIST,
             "--exclude",
@@ -127,6 +133,13 @@ def built(torches: list[Path], source: Path) -> Path:
         ]
         _run(*repair, PATH=f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}")
     return max(DIST.glob("*.whl"), key=lambda path: path.stat().st_mtime)
+
+
+def for_old_linux(folder: Path, source: Path) -> Path:
+    """The object file, in this folder, that a wheel is linked with."""
+    made = folder / "old_linux.o"
+    _run(os.environ.get("CXX", "g++"), "-O2", "-fPIC", "-c", source / "tools/old_linux.cpp", "-o", made)
+    return made
 
 
 def _made(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -184,6 +185,35 @@ def test_a_wheel_of_a_tag_is_of_its_commit_and_version(tmp_path, monkeypatch):
     assert sorted(path.name for path in wheel.tagged("v0.2.0").iterdir()) == [".git", "pyproject.toml"]
     with pytest.raises(SystemExit, match=r"v0\.3\.0 is not the version of pyproject\.toml at this tag"):
         wheel.tagged("v0.3.0")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="wheels are made on Linux")
+def test_a_wheel_is_linked_with_functions_that_old_linux_has(tmp_path):
+    """manylinux_2_28, as torch's wheels: what the headers here make of these calls is newer. auditwheel then gave it the tag 2_34."""
+    source = tmp_path / "calls.cpp"
+    source.write_text(
+        "#include <cmath>\n#include <mutex>\n#include <stdexcept>\n"
+        "struct Derived : std::logic_error { using std::logic_error::logic_error; };\n"
+        "static std::once_flag flag;\n"
+        'extern "C" double calls(double number) {\n'
+        "  std::call_once(flag, [&] { number *= 2; });\n"
+        '  Derived error("8");\n'
+        "  const Derived moved(std::move(error));\n"
+        "  return std::log2(number) + (moved.what()[0] - '0');\n"
+        "}\n"
+    )
+    library = tmp_path / "calls.so"
+    flags = ("-std=c++20", "-O2", "-fPIC", "-shared")
+    subprocess.run(["g++", *flags, source, wheel.for_old_linux(tmp_path, ROOT), "-o", library], check=True)
+    needed = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"\(GLIBC_([\d.]+)\)", needed)}
+    assert versions
+    assert max(versions) <= (2, 28)
+    assert max(int(found) for found in re.findall(r"\(GLIBCXX_3\.4\.(\d+)\)", needed)) <= 24
+    calls = ctypes.CDLL(str(library)).calls
+    calls.restype, calls.argtypes = ctypes.c_double, [ctypes.c_double]
+    assert calls(4.0) == 3 + 8
+    assert calls(4.0) == 2 + 8
 
 
 def test_newcomers_run_the_first_example_of_the_readme():

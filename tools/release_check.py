@@ -91,7 +91,7 @@ PAGES = (
     Page("docs/compiled.md", "make zoo", (*COMPILED, *ZOO, "zoo/compiled.py")),
     Page("docs/versions.md", "make matrix", SUITE, "Versions"),
     Page("docs/versions.md", "make package-test", (
-        "habana_mp", "src", "lists", "CMakeLists.txt", "pyproject.toml", "tools/newcomer.py", "tools/package_page.py",
+        "habana_mp", "src", "lists", "CMakeLists.txt", "pyproject.toml", "tools/newcomer.py", "tools/old_linux.cpp", "tools/package_page.py",
         "tools/torch_to_build_for.py", "tools/wheel.py",
     ), "Packages"),
     Page("docs/versions.md", "make aarch64, make gpu, make test", SUITE, "Devices"),
